@@ -1,0 +1,718 @@
+/* kvrt.h - libkvrt, the KV-cache runtime. C99; read it from top to bottom.
+ *
+ *   1 version and linkage      5 pool                    9 attention
+ *   2 statuses and messages    6 sequences              10 retention: policies, compaction
+ *   3 hooks of the host        7 steps                  11 statistics of queries
+ *   4 the model                8 export of tables       12 counters, capacity, capabilities
+ *
+ * A program's life with the library:
+ *
+ *   kv_pool_create -> kv_seq_create -> [ kv_step_begin, kv_seq_append ..., kv_step_reserve,
+ *       per layer: kv_write, kv_attend,  kv_step_end ] for each forward pass
+ *   -> kv_compress or a policy -> kv_seq_release -> kv_pool_release
+ *
+ * Words. A *block* is the paging unit: block_tokens slots of one lane. A *lane* has its own block
+ * table; here each layer that stores keys and values is a lane. *position* is where a token stands
+ * in the text and never changes; its *slot* may move. *retained* tokens are still stored, *seen*
+ * ones have passed. Slots of a lane are always in ascending position.
+ *
+ * Conventions.
+ * - Every call that can fail returns a kv_status; results come through out-parameters, which come
+ *   last. After any error nothing has changed, unless the call says otherwise.
+ * - Every struct starts with struct_size, flags, next. Set struct_size through KV_INIT(type) (or
+ *   kv_struct_init from other languages), leave next NULL. Zero in a field means "the default".
+ *   A smaller struct than this library knows is taken with defaults for the missing tail; a larger
+ *   one only if its unknown tail is zero (else KV_UNSUPPORTED). Structs the library fills are
+ *   filled up to the caller's size.
+ * - No pointer is kept past the call, unless its name says so (hooks are copied, their functions
+ *   and user pointers are kept).
+ * - Strides are signed 64-bit, in elements. Sizes are in bytes or tokens, as named.
+ * - Threads: *safe* = any thread, any time; *external* = the caller serialises calls per pool.
+ *   A pool created with KV_POOL_THREAD_SAFE turns *external* into *safe*.
+ */
+#ifndef KVRT_KVRT_H
+#define KVRT_KVRT_H
+
+#include <stddef.h>
+#include <stdint.h>
+
+/* ---- 1. Version and linkage --------------------------------------------------------------- */
+
+#define KVRT_VERSION_MAJOR 0
+#define KVRT_VERSION_MINOR 1
+#define KVRT_VERSION_PATCH 0
+#define KVRT_VERSION (KVRT_VERSION_MAJOR * 10000 + KVRT_VERSION_MINOR * 100 + KVRT_VERSION_PATCH)
+
+#if defined(_WIN32)
+#define KV_API
+#elif defined(__GNUC__)
+#define KV_API __attribute__((visibility("default")))
+#else
+#define KV_API
+#endif
+
+#if defined(__GNUC__)
+#define KV_MUST_CHECK __attribute__((warn_unused_result))
+#else
+#define KV_MUST_CHECK
+#endif
+
+#ifdef __cplusplus
+/* In C++: `kv_layer layer = KV_INIT(kv_layer);` */
+template <class struct_type>
+inline struct_type kv_sized_struct() {
+    struct_type value = struct_type();
+    value.struct_size = static_cast<uint32_t>(sizeof(struct_type));
+    return value;
+}
+#define KV_INIT(struct_type) kv_sized_struct<struct_type>()
+extern "C" {
+#else
+/* In C: `kv_layer layer = KV_INIT(kv_layer);` */
+#define KV_INIT(struct_type) {.struct_size = (uint32_t)sizeof(struct_type)}
+#endif
+
+/* What every sized struct begins with. */
+typedef struct kv_struct_header {
+    uint32_t struct_size;
+    uint32_t flags;
+    const void *next; /* reserved for extensions; must be NULL */
+} kv_struct_header;
+
+/* Zeroes `object` and sets its struct_size: KV_INIT for languages without C macros.
+ * Sizes below that of kv_struct_header are ignored. Threads: safe. */
+KV_API void kv_struct_init(void *object, uint32_t struct_size);
+
+/* KVRT_VERSION of the library that is loaded. Threads: safe. */
+KV_API uint32_t kvrt_version(void);
+
+/* ---- 2. Statuses and messages ------------------------------------------------------------- */
+
+/* 0 is success, positive values are not failures, negative ones are errors in blocks of a hundred:
+ * treat an unknown code as its category. */
+typedef int32_t kv_status;
+
+enum {
+    KV_OK = 0,
+    KV_INVALID = -100,     /* an argument or the order of calls is wrong; nothing changed */
+    KV_UNSUPPORTED = -101, /* this build or this geometry cannot; also askable beforehand */
+    KV_STALE = -200,       /* the handle's object is gone; nothing changed */
+    KV_NO_SNAPSHOT = -201, /* what lies before that position is no longer stored; nothing changed */
+    KV_AGAIN = -300,       /* not now: blocks will come back (kv_reserve_report says how many) */
+    KV_TOO_LARGE = -301,   /* never fits this pool */
+    KV_LIMIT = -302,       /* a limit given at creation is reached */
+    KV_NO_MEMORY = -303,   /* the host's or the system's allocator refused */
+    KV_DEVICE = -400,      /* the device or its driver failed */
+    KV_IO = -500,          /* a file or a store could not be read or written */
+    KV_CORRUPT = -501,     /* checksum, version or geometry does not match; nothing was taken */
+    KV_INTERNAL = -600     /* a defect of the library: please report it */
+};
+
+enum {
+    KV_CATEGORY_OK = 0,
+    KV_CATEGORY_ARGUMENT = 1,
+    KV_CATEGORY_STATE = 2,
+    KV_CATEGORY_CAPACITY = 3,
+    KV_CATEGORY_DEVICE = 4,
+    KV_CATEGORY_IO = 5,
+    KV_CATEGORY_INTERNAL = 6
+};
+
+/* "KV_AGAIN" and the like; "KV_UNKNOWN" for a code this library does not know. Threads: safe. */
+KV_API const char *kv_status_name(kv_status status);
+KV_API int32_t kv_status_category(kv_status status);
+
+/* Copies this thread's last error message (one line, which argument, what was wrong, what would be
+ * right) into `buffer`, cut to `capacity` - 1 bytes and terminated; returns the full length.
+ * Every error sets it, success leaves it alone. Threads: safe. */
+KV_API size_t kv_last_error(char *buffer, size_t capacity);
+
+/* ---- 3. Hooks of the host ----------------------------------------------------------------- */
+
+enum { KV_LOG_DEBUG = 1, KV_LOG_INFO = 2, KV_LOG_WARNING = 3, KV_LOG_ERROR = 4 };
+
+/* Every hook is optional. They belong to one pool, and must outlive it.
+ * allocate/release: all host memory of the pool but the arena. `bytes` > 0, `alignment` a power of
+ *   two; NULL means refused. Called from kv_pool_create and kv_pool_release only.
+ * log: one line, no newline; may come from any thread that is inside a call; must not call back.
+ * now: monotonic nanoseconds, for the times in reports.
+ * parallel_for: runs body(context, index) once for every index in [0, count), in any order, on any
+ *   threads, and returns when all are done. Replaces the library's own thread pool. Results do not
+ *   depend on it. */
+typedef struct kv_hooks {
+    uint32_t struct_size, flags;
+    const void *next;
+    void *user;
+    void *(*allocate)(void *user, size_t bytes, size_t alignment);
+    void (*release)(void *user, void *memory, size_t bytes, size_t alignment);
+    void (*log)(void *user, int32_t level, const char *text, size_t length);
+    uint64_t (*now)(void *user);
+    void (*parallel_for)(void *user, uint32_t count, void (*body)(void *context, uint32_t index),
+                         void *context);
+} kv_hooks;
+
+/* ---- 4. The model ------------------------------------------------------------------------- */
+
+/* How keys and values are stored. More will come: kv_capabilities says which. */
+enum {
+    KV_FORMAT_DEFAULT = 0, /* f16 */
+    KV_FORMAT_F32 = 1,
+    KV_FORMAT_F16 = 2,
+    KV_FORMAT_BF16 = 3
+};
+
+enum { KV_ROPE_NONE = 0, KV_ROPE_HALF = 1, KV_ROPE_INTERLEAVED = 2 };
+
+/* How the engine rotated the keys and queries it hands over. Needed by TriAttention alone.
+ * HALF pairs dimension i with i + dimensions/2 (Llama, Qwen); INTERLEAVED pairs 2i with 2i+1. */
+typedef struct kv_rope {
+    uint32_t struct_size, flags;
+    const void *next;
+    uint32_t style;          /* KV_ROPE_* */
+    uint32_t dimensions;     /* rotated dimensions, the first ones of a head; 0: all of key_dim */
+    double theta;            /* base; 0: 10000. Ignored when inverse_frequencies is given */
+    double attention_factor; /* factor on rotated queries and on rotated keys (YaRN); 0: 1 */
+    const double *inverse_frequencies; /* [dimensions / 2], the model's actual ones, or NULL */
+} kv_rope;
+
+enum {
+    KV_LAYER_SHARED = 1u << 0 /* stores nothing: attends over the cache of shared_layer */
+};
+
+/* One layer. Defaults fit a Llama-like layer once heads and dimensions are set. */
+typedef struct kv_layer {
+    uint32_t struct_size, flags; /* KV_LAYER_* */
+    const void *next;
+    uint32_t query_heads;  /* a multiple of kv_heads */
+    uint32_t kv_heads;     /* 1 is MQA */
+    uint32_t key_dim;      /* 32 to 256, a multiple of 8 */
+    uint32_t value_dim;    /* 32 to 256, a multiple of 8; 0: key_dim */
+    uint32_t key_format;   /* KV_FORMAT_* */
+    uint32_t value_format; /* KV_FORMAT_*; 0: key_format's */
+    uint32_t shared_layer; /* with KV_LAYER_SHARED: a layer before this one that owns its cache */
+    uint32_t window;       /* a query at p sees positions > p - window; 0: all */
+    uint32_t window_sinks; /* positions below this stay visible behind the window */
+    uint32_t reserved0;
+    float softmax_scale; /* 0: 1 / sqrt(key_dim) */
+    float logit_softcap; /* logits become cap * tanh(logit / cap); 0: off */
+    const float *sink_logits;  /* [query_heads]: a learned logit that only joins the denominator */
+    const float *alibi_slopes; /* [query_heads]: slope * (key position - query position) is added */
+    const kv_rope *rope;       /* NULL: not rotated, or not told */
+} kv_layer;
+
+typedef struct kv_model {
+    uint32_t struct_size, flags;
+    const void *next;
+    const kv_layer *layers; /* [layer_count], all of the same struct_size */
+    uint32_t layer_count;   /* 1 to 1024 */
+    uint32_t reserved0;
+} kv_model;
+
+/* ---- 5. Pool ------------------------------------------------------------------------------ */
+
+typedef struct kv_pool kv_pool;
+
+enum { KV_DEVICE_DEFAULT = 0, KV_DEVICE_CPU = 1, KV_DEVICE_CUDA = 2 };
+
+/* How the tiles of a block lie. Per block: for each KV head its key tile, then its value tile.
+ * NATIVE is what this library's kernels like best: keys dim-major in groups of 16 slots
+ *   ([slot / 16][dim][slot % 16]), values row-major ([slot][dim]).
+ * HND and NHD are row-major for foreign kernels: [kv_head][slot][dim] and [slot][kv_head][dim],
+ *   all keys of a block first, then all values. */
+enum { KV_LAYOUT_NATIVE = 0, KV_LAYOUT_HND = 1, KV_LAYOUT_NHD = 2 };
+
+enum {
+    KV_POOL_ELASTIC = 1u << 0,     /* empty slabs are given back to the system */
+    KV_POOL_THREAD_SAFE = 1u << 1, /* calls are serialised by a lock inside */
+    KV_POOL_DEBUG = 1u << 2,       /* fill fresh and freed blocks with NaN patterns, put guards
+                                      behind blocks and check them, check the owner thread */
+    KV_POOL_HOST_FENCES = 1u << 3  /* the host's own kernels may still read after kv_step_end:
+                                      a step's fence passes when kv_pool_pass_fence says so */
+};
+
+/* Everything the pool will ever need besides the arena is allocated at creation, by these limits. */
+typedef struct kv_pool_config {
+    uint32_t struct_size, flags; /* KV_POOL_* */
+    const void *next;
+    uint64_t arena_bytes;             /* keys and values; rounded down to slabs of 2 MiB */
+    uint32_t device;                  /* KV_DEVICE_* */
+    uint32_t layout;                  /* KV_LAYOUT_* */
+    uint32_t block_tokens;            /* 16 (default), 32, 64 or 128 */
+    uint32_t max_sequences;           /* alive at once; default 64, at most 65536 */
+    uint32_t max_tokens_per_sequence; /* retained at once; default 32768 */
+    uint32_t max_step_sequences;      /* in one step; default max_sequences */
+    uint32_t max_step_tokens;         /* in one step; default 8192 */
+    uint32_t threads; /* of the library's own pool, the caller's included; 0: one per processor */
+    const kv_hooks *hooks; /* may be NULL */
+} kv_pool_config;
+
+/* Creates a pool for one model on one device. On error *out_pool is NULL.
+ * Errors: INVALID, UNSUPPORTED, TOO_LARGE (arena over 128 GiB), NO_MEMORY. Threads: safe. */
+KV_API KV_MUST_CHECK kv_status kv_pool_create(const kv_pool_config *config, const kv_model *model,
+                                              kv_pool **out_pool);
+
+/* Ends the pool with all its sequences and steps. NULL is ignored. Threads: external. */
+KV_API void kv_pool_release(kv_pool *pool);
+
+/* With KV_POOL_HOST_FENCES: all steps with a fence number up to `fence` have been read to the end.
+ * Blocks parked behind them become free. Errors: INVALID (no such flag, a step still open or not
+ * begun). Threads: external. */
+KV_API KV_MUST_CHECK kv_status kv_pool_pass_fence(kv_pool *pool, uint64_t fence);
+
+/* Walks everything: reference counts against tables, accounting, guards, order of positions.
+ * Slow; for tests and for hunting defects. Errors: INTERNAL with what was found.
+ * Threads: external. */
+KV_API KV_MUST_CHECK kv_status kv_pool_check(kv_pool *pool);
+
+/* ---- 6. Sequences ------------------------------------------------------------------------- */
+
+/* One request's cache: a generation-checked value, 0 is never valid. A handle of a released
+ * sequence gives KV_STALE. */
+typedef uint64_t kv_seq;
+
+struct kv_policy;
+
+typedef struct kv_seq_config {
+    uint32_t struct_size, flags;
+    const void *next;
+    const struct kv_policy *policy; /* copied; NULL: keep everything */
+    uint64_t user_data;             /* returned by kv_seq_get_info */
+} kv_seq_config;
+
+/* Errors: INVALID, LIMIT (max_sequences), UNSUPPORTED (the policy). config may be NULL.
+ * Threads: external. */
+KV_API KV_MUST_CHECK kv_status kv_seq_create(kv_pool *pool, const kv_seq_config *config,
+                                             kv_seq *out_seq);
+
+/* Ends a sequence, in any state. Inside an open step it takes effect for the host at once, and the
+ * step still runs to its end. Idempotent: a stale handle returns KV_OK. Threads: external. */
+KV_API KV_MUST_CHECK kv_status kv_seq_release(kv_pool *pool, kv_seq seq);
+
+/* Makes `count` children with the parent's accepted tokens, policy and statistics. Nothing is
+ * copied until one of them writes into a block that others read. All or none are made.
+ * Errors: INVALID, STALE, LIMIT. Threads: external. */
+KV_API KV_MUST_CHECK kv_status kv_seq_fork(kv_pool *pool, kv_seq parent, uint32_t count,
+                                           kv_seq *out_children);
+
+/* Forgets all tokens at positions >= `tokens_seen`, which becomes the next position. More than was
+ * seen is INVALID. NO_SNAPSHOT: a window layer no longer holds what queries from there would see.
+ * INVALID inside an open step. Threads: external. */
+KV_API KV_MUST_CHECK kv_status kv_seq_truncate(kv_pool *pool, kv_seq seq, uint64_t tokens_seen);
+
+/* Replaces the policy (NULL: none). It takes effect at the next step end or kv_compress.
+ * Errors: INVALID, STALE, UNSUPPORTED. Threads: external. */
+KV_API KV_MUST_CHECK kv_status kv_seq_set_policy(kv_pool *pool, kv_seq seq,
+                                                 const struct kv_policy *policy);
+
+/* Protects positions [first, first + count) from every policy. At most 16 ranges a sequence
+ * (LIMIT). kv_seq_unpin removes all of them. Threads: external. */
+KV_API KV_MUST_CHECK kv_status kv_seq_pin(kv_pool *pool, kv_seq seq, uint64_t first,
+                                          uint64_t count);
+KV_API KV_MUST_CHECK kv_status kv_seq_unpin(kv_pool *pool, kv_seq seq);
+
+/* The four lengths are in tokens seen: capacity >= written >= accepted >= published. */
+typedef struct kv_seq_info {
+    uint32_t struct_size, flags;
+    const void *next;
+    uint64_t capacity;   /* positions for which slots are reserved */
+    uint64_t written;    /* positions that the open step has been asked to write, or accepted */
+    uint64_t accepted;   /* the next position after the last step end */
+    uint64_t published;  /* visible to prefix match */
+    uint64_t blocks;     /* in this sequence's tables, shared ones included */
+    uint64_t bytes;      /* of those blocks */
+    uint64_t user_data;
+    uint32_t in_step;    /* 1 while an open step holds it */
+    uint32_t compactions; /* rounds that have removed something */
+} kv_seq_info;
+
+KV_API KV_MUST_CHECK kv_status kv_seq_get_info(kv_pool *pool, kv_seq seq, kv_seq_info *out_info);
+
+typedef struct kv_seq_layer_info {
+    uint32_t struct_size, flags;
+    const void *next;
+    uint64_t retained;     /* tokens stored now (accepted ones) */
+    uint64_t blocks;       /* in this layer's table; 0 for a layer that shares another's cache */
+    uint64_t shared_blocks; /* of those, read by others too */
+} kv_seq_layer_info;
+
+KV_API KV_MUST_CHECK kv_status kv_seq_get_layer_info(kv_pool *pool, kv_seq seq, uint32_t layer,
+                                                     kv_seq_layer_info *out_info);
+
+/* Positions of the retained tokens of one KV head, ascending. Writes up to `capacity` of them
+ * (out_positions may be NULL when it is 0) and the full count. Threads: external. */
+KV_API KV_MUST_CHECK kv_status kv_seq_get_positions(kv_pool *pool, kv_seq seq, uint32_t layer,
+                                                    uint32_t kv_head, uint64_t capacity,
+                                                    uint32_t *out_positions, uint64_t *out_count);
+
+/* ---- 7. Steps ----------------------------------------------------------------------------- */
+
+/* One forward pass over a batch: a transaction. Up to two steps of a pool are open at once, over
+ * different sequences. A step handle dies with kv_step_end, kv_step_cancel or its pool. */
+typedef struct kv_step kv_step;
+
+/* Errors: LIMIT (two are open). Threads: external. */
+KV_API KV_MUST_CHECK kv_status kv_step_begin(kv_pool *pool, kv_step **out_step);
+
+typedef struct kv_append_info {
+    uint32_t struct_size, flags;
+    const void *next;
+    uint64_t first_position; /* of the appended tokens */
+    uint32_t item;           /* this sequence's row in the exported tables */
+    uint32_t first_row;      /* of its tokens in q, k, v and out */
+} kv_append_info;
+
+/* Adds `count` tokens of a sequence to the step: a prefill chunk, a decode token, or a token with
+ * drafts to verify behind it. Their rows in q, k, v and out follow in the order of the calls.
+ * token_ids may be NULL; out_info may be NULL.
+ * Errors: INVALID (count 0, already in a step, after reserve), STALE, LIMIT (max_step_*).
+ * Threads: external. */
+KV_API KV_MUST_CHECK kv_status kv_seq_append(kv_step *step, kv_seq seq, const uint32_t *token_ids,
+                                             uint32_t count, kv_append_info *out_info);
+
+/* What reserve found. Blocks and bytes over all block classes. */
+typedef struct kv_reserve_report {
+    uint32_t struct_size, flags;
+    const void *next;
+    uint64_t need_blocks;
+    uint64_t need_bytes;
+    uint64_t free_bytes_now;         /* could be handed out at once */
+    uint64_t free_bytes_after_fence; /* with what is parked behind open steps and fences */
+    uint32_t items_that_fit;         /* the first so many items would have fitted */
+    uint32_t item_status_capacity;
+    kv_status *item_statuses; /* [item_status_capacity] or NULL: OK, AGAIN, TOO_LARGE, LIMIT each */
+} kv_reserve_report;
+
+/* Reserves slots for everything appended: all blocks, or none and an error. Copies the part of a
+ * shared tail block that a sequence is about to write behind. On KV_AGAIN the step stays open:
+ * release or compress others, or take items out with kv_step_remove, and call again.
+ * report may be NULL. Errors: AGAIN, TOO_LARGE (a single sequence larger than the pool), LIMIT
+ * (max_tokens_per_sequence), INVALID (twice, or nothing appended). Threads: external. */
+KV_API KV_MUST_CHECK kv_status kv_step_reserve(kv_step *step, kv_reserve_report *report);
+
+/* Takes a sequence out of a step that has not been reserved. Items and rows behind it move up.
+ * Threads: external. */
+KV_API KV_MUST_CHECK kv_status kv_step_remove(kv_step *step, kv_seq seq);
+
+/* Accepts the first `count` of the tokens that the sequence appended in this step; the others are
+ * rolled back at step end. Default: all. 0 is allowed. Errors: INVALID, STALE. Threads: external. */
+KV_API KV_MUST_CHECK kv_status kv_step_accept(kv_step *step, kv_seq seq, uint32_t count);
+
+typedef struct kv_step_report {
+    uint32_t struct_size, flags;
+    const void *next;
+    uint64_t fence;                  /* this step's number, for kv_pool_pass_fence */
+    uint64_t accepted_tokens;
+    uint64_t window_blocks_returned; /* slid out of window layers */
+    uint64_t compactions;            /* rounds run at this step end, by policy or deferred call */
+    uint64_t compactions_skipped;    /* rounds due that had nothing to remove or no statistics */
+    uint64_t blocks_returned;        /* to the allocator, in all (some may wait for a fence) */
+    uint64_t bytes_returned;
+} kv_step_report;
+
+/* Ends the step: accepted tokens become part of their sequences, the rest is rolled back, blocks
+ * behind windows return, policies that are due run. The step handle is gone afterwards, whatever
+ * is returned. report may be NULL. Errors: INVALID (not reserved, or a layer that stores was not
+ * written through kv_write and the export was never asked for; the step is cancelled then).
+ * Threads: external. */
+KV_API KV_MUST_CHECK kv_status kv_step_end(kv_step *step, kv_step_report *report);
+
+/* Undoes the step: every sequence and every counter is as before kv_step_begin. The handle is gone
+ * afterwards. NULL is ignored. Threads: external. */
+KV_API KV_MUST_CHECK kv_status kv_step_cancel(kv_step *step);
+
+/* ---- 8. Export of tables ------------------------------------------------------------------ */
+
+/* For engines with their own kernels. The caller owns the buffers (NULL: not wanted) and says how
+ * many elements each holds; kv_step_export fills them for one layer, and the constants below.
+ *
+ * A block id addresses memory: block = base + id * block_stride (ids need not be dense, and a block
+ * is block_bytes long). Element [slot, head, dim] of the keys of a block lies at
+ *     block + key_offset + element_size * ( (slot / slot_group) * key_stride_group
+ *         + (slot % slot_group) * key_stride_slot + head * key_stride_head + dim * key_stride_dim )
+ * and of the values likewise. Rows of a table count retained tokens: kv_len is not the query's
+ * position + 1 once something was evicted. The rows of item i are query_start[i] to
+ * query_start[i + 1], its row r sees the first kv_len[i] - (rows - 1 - r) slots. Positions of slots
+ * (needed only for windows and ALiBi) come from slot_positions. */
+typedef struct kv_tables {
+    uint32_t struct_size, flags;
+    const void *next;
+
+    /* in: buffers and their capacities in elements */
+    int32_t *block_table; /* [items, block_table_stride]; unused entries become -1 */
+    uint64_t block_table_stride;
+    uint64_t block_table_capacity;
+    int32_t *indptr;        /* CSR: [items + 1] */
+    int32_t *indices;       /* CSR: [indptr[items]] block ids */
+    int32_t *last_page_len; /* [items], 1 to block_tokens */
+    int64_t *slot_mapping;  /* [tokens]: id * block_tokens + slot, where each new token goes */
+    int32_t *query_start;   /* [items + 1] */
+    int32_t *kv_len;        /* [items]: retained slots, this step's tokens included */
+    int32_t *positions;     /* [tokens] of the new tokens */
+    int32_t *slot_positions; /* [kv_heads, slot_indptr[items]] of every slot of every item */
+    int32_t *slot_indptr;    /* [items + 1]: sums of kv_len */
+    uint64_t indices_capacity;
+    uint64_t item_capacity;  /* of last_page_len, kv_len; one more in indptr, query_start, ... */
+    uint64_t token_capacity; /* of slot_mapping, positions */
+    uint64_t slot_positions_capacity;
+
+    /* out */
+    uint64_t indices_count; /* needed sizes: also filled on KV_LIMIT */
+    uint64_t slot_positions_count;
+    uint32_t item_count;
+    uint32_t token_count;
+    uint32_t max_blocks; /* the longest row of block_table */
+    uint32_t layout;
+    uint32_t key_format;
+    uint32_t value_format;
+    uint32_t block_tokens;
+    uint32_t slot_group;
+    void *base;
+    int64_t block_stride; /* bytes per id */
+    int64_t block_bytes;
+    int64_t key_offset; /* bytes from the block */
+    int64_t value_offset;
+    int64_t key_stride_group, key_stride_slot, key_stride_head, key_stride_dim;
+    int64_t value_stride_group, value_stride_slot, value_stride_head, value_stride_dim;
+    const float *key_scales; /* NULL: the format has none */
+    const float *value_scales;
+} kv_tables;
+
+/* Valid from kv_step_reserve until the step's fence. A layer that shares another's cache exports
+ * its owner's. Errors: INVALID (not reserved), LIMIT (a buffer is too small; nothing but the needed
+ * sizes is written). Threads: external. */
+KV_API KV_MUST_CHECK kv_status kv_step_export(kv_step *step, uint32_t layer, kv_tables *tables);
+
+/* ---- 9. Attention ------------------------------------------------------------------------- */
+
+enum { KV_DTYPE_F32 = 1, KV_DTYPE_F16 = 2, KV_DTYPE_BF16 = 3 };
+
+/* [rows, heads, dim] in the caller's memory, with strides in elements: an engine's packed QKV
+ * buffer is used where it lies. */
+typedef struct kv_tensor {
+    uint32_t struct_size, flags;
+    const void *next;
+    void *data;
+    uint32_t dtype; /* KV_DTYPE_* */
+    uint32_t reserved0;
+    uint64_t rows, heads, dim;
+    int64_t row_stride, head_stride, dim_stride; /* all 0: dense */
+} kv_tensor;
+
+/* Stores keys and values of all rows of the step in a layer. Keys come as attention will use them
+ * (rotated, if the model rotates). Call it once per layer that stores; a second call overwrites.
+ * A layer that shares another's cache: INVALID. Errors: INVALID. Threads: external. */
+KV_API KV_MUST_CHECK kv_status kv_write(kv_step *step, uint32_t layer, const kv_tensor *keys,
+                                        const kv_tensor *values);
+
+enum {
+    KV_ATTEND_NO_STATISTICS = 1u << 0 /* do not learn query statistics from this call */
+};
+
+typedef struct kv_attend_options {
+    uint32_t struct_size, flags; /* KV_ATTEND_* */
+    const void *next;
+    float *log_sum_exp; /* [rows, query_heads] dense, natural logarithm, or NULL */
+} kv_attend_options;
+
+/* out[row, head] = softmax(scale * q . K) V over the slots that the row may see: retained tokens at
+ * positions up to its own, and within the window. q is [rows, query_heads, key_dim], out is
+ * [rows, query_heads, value_dim]. The result is bit-identical for every thread count and whatever
+ * else is in the batch. options may be NULL. Errors: INVALID (also: the layer was not written).
+ * Threads: external. */
+KV_API KV_MUST_CHECK kv_status kv_attend(kv_step *step, uint32_t layer, const kv_tensor *queries,
+                                         const kv_tensor *out, const kv_attend_options *options);
+
+/* ---- 10. Retention ------------------------------------------------------------------------ */
+
+enum {
+    KV_SCORER_NONE = 0,
+    KV_SCORER_TRIATTENTION = 1, /* expected future attention from query statistics (2604.04921) */
+    KV_SCORER_STREAMING = 2,    /* sinks and the most recent (2309.17453), original positions */
+    KV_SCORER_KEY_NORM = 3,     /* small key norms stay (2406.11430) */
+    KV_SCORER_RANDOM = 4        /* uniform, drawn anew each round; the baseline to beat (2609.03430) */
+};
+
+/* Which sets of survivors may differ. All keep the same number in every layer and head. */
+enum {
+    KV_SELECT_DEFAULT = 0,            /* PER_LAYER_PER_HEAD; STREAMING is the same for all anyway */
+    KV_SELECT_PER_LAYER_PER_HEAD = 1, /* each layer and KV head has its own set */
+    KV_SELECT_PER_HEAD = 2,           /* one set per KV head, the same in all layers */
+    KV_SELECT_UNION = 3               /* one set of tokens for the whole model */
+};
+
+enum {
+    KV_POLICY_PROTECT_PROMPT = 1u << 0, /* positions below prompt_tokens stay */
+    KV_POLICY_PROMPT_ON_TOP = 1u << 1,  /* the protected prompt does not count in the budget */
+    KV_POLICY_OFFSETS_MAX = 1u << 2,    /* TriAttention: max over future offsets, not mean */
+    KV_POLICY_STATISTICS_ONLINE = 1u << 3 /* TriAttention: ignore statistics set on the pool */
+};
+
+/* Which tokens to retain. Applies to full layers; layers with a window keep their window. When the
+ * protected tokens alone exceed the budget, the budget grows to hold them: the newest tokens are
+ * never dropped for lack of budget. */
+typedef struct kv_policy {
+    uint32_t struct_size, flags; /* KV_POLICY_* */
+    const void *next;
+    uint32_t scorer;          /* KV_SCORER_* */
+    uint32_t selection;       /* KV_SELECT_* */
+    uint32_t budget;          /* tokens retained per layer and head after a round; must be > 0 */
+    uint32_t every;           /* a round at step end when this many tokens were accepted since the
+                                 last, and more than the budget is retained; 0: kv_compress only */
+    uint32_t prompt_tokens;   /* the prompt's length, for PROTECT_PROMPT */
+    uint32_t sinks;           /* positions below this stay */
+    uint32_t recent;          /* the last so many tokens stay */
+    uint32_t offset_max;      /* TriAttention: largest future offset, a power of two; 0: 65536 */
+    uint32_t skip_layers;     /* KEY_NORM: the first so many layers are left whole */
+    uint32_t reserved0;
+    uint64_t seed;            /* RANDOM */
+} kv_policy;
+
+typedef struct kv_compress_options {
+    uint32_t struct_size, flags;
+    const void *next;
+    const kv_policy *policy; /* for this round only; NULL: the sequence's own */
+} kv_compress_options;
+
+enum {
+    KV_COMPRESS_DONE = 1,
+    KV_COMPRESS_NOTHING = 2,  /* no more is retained than the policy keeps */
+    KV_COMPRESS_DEFERRED = 3, /* the sequence is in an open step: runs at its end, after accept */
+    KV_COMPRESS_NO_STATISTICS = 4 /* TriAttention has seen no queries and has no file */
+};
+
+/* Sums over layers; tokens are counted per layer and KV head. */
+typedef struct kv_compress_report {
+    uint32_t struct_size, flags;
+    const void *next;
+    uint32_t outcome; /* KV_COMPRESS_* */
+    uint32_t layers;  /* compacted */
+    uint64_t tokens_before, tokens_after;
+    uint64_t blocks_before, blocks_after; /* in the sequence's tables */
+    uint64_t bytes_before, bytes_after;
+    uint64_t blocks_returned; /* to the allocator; a block that others still read is not returned */
+    uint64_t bytes_returned;
+    uint64_t blocks_copied;      /* fresh blocks taken because the old ones were shared */
+    uint64_t slabs_given_back;   /* elastic pools */
+    uint64_t nanoseconds;
+} kv_compress_report;
+
+/* Runs one round now: score, select, move survivors forward in order, return the emptied blocks.
+ * Shared blocks are left as they are and survivors copied: KV_AGAIN if there are no blocks for
+ * that, and nothing has changed then. Inside an open step the round runs at its end.
+ * options and report may be NULL. Errors: INVALID (no policy), STALE, AGAIN, UNSUPPORTED.
+ * Threads: external. */
+KV_API KV_MUST_CHECK kv_status kv_compress(kv_pool *pool, kv_seq seq,
+                                           const kv_compress_options *options,
+                                           kv_compress_report *report);
+
+/* ---- 11. Statistics of queries ------------------------------------------------------------ */
+
+/* What TriAttention knows of a layer's queries before rotation (and after q-norm): per query head
+ * and band f of the rotation, the mean of the complex q_f and the mean of |q_f|. Dimensions that
+ * are not rotated follow as bands of their own with a real mean. bands = rotated / 2 +
+ * (key_dim - rotated). Arrays are [query_heads, bands], dense. */
+typedef struct kv_query_statistics {
+    uint32_t struct_size, flags;
+    const void *next;
+    uint32_t layer;
+    uint32_t query_heads;
+    uint32_t bands;
+    uint32_t reserved0;
+    uint64_t tokens; /* how many queries were averaged */
+    float *mean_real;
+    float *mean_imaginary;
+    float *mean_magnitude;
+} kv_query_statistics;
+
+/* Gives the pool a layer's statistics (copied); they serve every sequence whose policy does not
+ * say STATISTICS_ONLINE. Errors: INVALID. Threads: external. */
+KV_API KV_MUST_CHECK kv_status kv_pool_set_statistics(kv_pool *pool,
+                                                      const kv_query_statistics *statistics);
+
+/* Reads what a sequence has gathered so far into the caller's arrays: set layer, query_heads, bands
+ * and the three pointers. Threads: external. */
+KV_API KV_MUST_CHECK kv_status kv_seq_get_statistics(kv_pool *pool, kv_seq seq,
+                                                     kv_query_statistics *statistics);
+
+/* A file with the statistics of every layer, the rotation they hold for, and a checksum.
+ * save writes what `seq` has gathered; load sets them on the pool, all layers or none.
+ * Errors: IO, CORRUPT (also: another geometry or rotation), STALE, INVALID. Threads: external. */
+KV_API KV_MUST_CHECK kv_status kv_seq_save_statistics(kv_pool *pool, kv_seq seq, const char *path);
+KV_API KV_MUST_CHECK kv_status kv_pool_load_statistics(kv_pool *pool, const char *path);
+
+/* ---- 12. Counters, capacity, capabilities ------------------------------------------------- */
+
+/* A snapshot. For the pool and for each class of blocks:
+ *   total = free + cached + pinned + parked + loading.
+ * A block class has one size; total counts the blocks carved from the slabs it holds now. */
+typedef struct kv_class_stats {
+    uint32_t struct_size, flags;
+    const void *next;
+    uint64_t block_bytes;
+    uint64_t blocks_per_slab;
+    uint64_t slabs;
+    uint64_t total, free, cached, pinned, parked, loading;
+} kv_class_stats;
+
+typedef struct kv_pool_stats {
+    uint32_t struct_size, flags;
+    const void *next;
+    uint64_t slab_bytes;
+    uint64_t slabs_total, slabs_free, slabs_resident; /* resident: backed by memory now */
+    uint64_t arena_bytes;       /* slabs_total * slab_bytes */
+    uint64_t live_bytes;        /* of pinned blocks */
+    uint64_t live_blocks, peak_live_blocks;
+    uint64_t total, free, cached, pinned, parked, loading; /* blocks, over all classes */
+    uint64_t blocks_allocated, blocks_returned, bytes_returned; /* since creation */
+    uint64_t blocks_returned_by_compaction, bytes_returned_by_compaction;
+    uint64_t compactions, compactions_skipped;
+    uint64_t slabs_given_back;
+    uint64_t steps_ended, steps_cancelled, tokens_accepted;
+    uint64_t host_allocations; /* through the allocator hook or the library's own allocator */
+    uint32_t sequences, open_steps, classes, reserved0;
+    uint64_t metadata_bytes; /* host memory besides the arena */
+} kv_pool_stats;
+
+/* Threads: safe, also without KV_POOL_THREAD_SAFE: the values belong to one moment. */
+KV_API KV_MUST_CHECK kv_status kv_pool_get_stats(kv_pool *pool, kv_pool_stats *out_stats);
+KV_API KV_MUST_CHECK kv_status kv_pool_get_class_stats(kv_pool *pool, uint32_t class_index,
+                                                       kv_class_stats *out_stats);
+
+/* Ask before you buy. In: sequences and tokens_per_sequence (retained). Out: the rest. */
+typedef struct kv_plan_report {
+    uint32_t struct_size, flags;
+    const void *next;
+    uint64_t sequences;           /* in; 0: config's max_sequences */
+    uint64_t tokens_per_sequence; /* in; 0: config's max_tokens_per_sequence */
+    uint64_t bytes_per_token;     /* over all layers, full blocks, windows not yet full */
+    uint64_t bytes_per_sequence;  /* of that length, whole blocks, windows respected */
+    uint64_t arena_bytes_needed;  /* for all those sequences, whole slabs */
+    uint64_t sequences_that_fit;  /* of that length in config->arena_bytes */
+    uint64_t tokens_that_fit;     /* of one sequence alone in config->arena_bytes */
+    uint64_t metadata_bytes;      /* host memory that kv_pool_create will allocate */
+} kv_plan_report;
+
+/* Errors: as kv_pool_create, without allocating. Threads: safe. */
+KV_API KV_MUST_CHECK kv_status kv_plan(const kv_pool_config *config, const kv_model *model,
+                                       kv_plan_report *report);
+
+typedef struct kv_capabilities_report {
+    uint32_t struct_size, flags;
+    const void *next;
+    uint64_t formats;    /* bit KV_FORMAT_* set: can be stored */
+    uint64_t devices;    /* bit KV_DEVICE_* */
+    uint64_t layouts;    /* bit KV_LAYOUT_* */
+    uint64_t scorers;    /* bit KV_SCORER_* */
+    uint64_t selections; /* bit KV_SELECT_* */
+    uint32_t min_head_dim, max_head_dim, head_dim_multiple, max_layers;
+    char simd_target[32]; /* what the kernels run on here, such as "AVX3_ZEN4" */
+} kv_capabilities_report;
+
+/* Threads: safe. */
+KV_API KV_MUST_CHECK kv_status kv_capabilities(kv_capabilities_report *out_report);
+
+#ifdef __cplusplus
+} /* extern "C" */
+#endif
+
+#endif /* KVRT_KVRT_H */

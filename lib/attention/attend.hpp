@@ -1,0 +1,70 @@
+// Attention over the paged cache of one layer, for all sequences of a step.
+//
+// Cut: a sequence's context is cut into chunks by its own length alone, its rows into tiles by
+// their own number alone; partial results are joined in ascending chunk order. So the output has
+// the same bits whatever the thread count and whatever else is in the batch.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+#include "base/executor.hpp"
+#include "format/tile.hpp"
+#include "memory/block_id.hpp"
+
+namespace kvrt {
+
+/// What a layer's attention depends on besides data.
+struct attend_layer {
+    tile_layout layout;
+    uint32_t query_heads = 0;
+    uint32_t kv_heads = 0;  ///< query head h reads KV head h / (query_heads / kv_heads)
+    float scale = 1.0f;
+    float softcap = 0.0f;                 ///< 0: off
+    const float* sink_logits = nullptr;   ///< [query_heads] or null: join the denominator only
+    const float* alibi_slopes = nullptr;  ///< [query_heads] or null
+    uint32_t window = 0;                  ///< 0: all
+    uint32_t window_sinks = 0;            ///< slots below this are always seen
+};
+
+/// One sequence's rows over one lane.
+///   row r (0-based) has position next_position - rows + r and sees the slots
+///     [0, slots - (rows - 1 - r))  without a window; with one, of those only
+///     [0, window_sinks) and [window_first + r, ...).
+///   position of slot s for head h: s < explicit_slots ? stored : next_position - (slots - s).
+struct attend_item {
+    const block_id* blocks = nullptr;  ///< [ceil(slots / block_tokens)]
+    uint32_t first_row = 0;            ///< in q, out, log_sum_exp
+    uint32_t rows = 0;
+    uint32_t slots = 0;
+    uint32_t explicit_slots = 0;
+    int64_t window_first = 0;  ///< may be negative: all are inside
+    uint64_t next_position = 0;
+};
+
+struct attend_call {
+    const attend_layer* layer = nullptr;
+    const std::byte* arena = nullptr;
+    position_store positions;  ///< read for ALiBi with explicit slots only
+    const attend_item* items = nullptr;
+    uint32_t item_count = 0;
+    tensor_view queries;           ///< [rows, query_heads, key_dim]
+    tensor_view out;               ///< [rows, query_heads, value_dim]
+    float* log_sum_exp = nullptr;  ///< [rows, query_heads] or null
+    std::byte* workspace = nullptr;
+    uint64_t workspace_bytes = 0;
+};
+
+/// Workspace that `attend` needs at least for sequences of up to `max_slots` slots.
+uint64_t attend_workspace_bytes(const attend_layer& layer, uint32_t max_slots);
+
+/// SIMD, on the best instruction set of this processor. Allocates nothing.
+void attend(const attend_call& call, executor& threads);
+
+/// Name of the instruction set in use, such as "AVX3_ZEN4".
+const char* attend_target_name();
+
+/// The oracle: one row and head at a time, in double, no workspace.
+void attend_reference(const attend_call& call);
+
+}  // namespace kvrt

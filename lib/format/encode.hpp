@@ -1,0 +1,24 @@
+// Writes rows of keys and values from the caller's tensors into the slots of blocks.
+#pragma once
+
+#include "base/executor.hpp"
+#include "format/tile.hpp"
+#include "memory/block_id.hpp"
+
+namespace kvrt {
+
+/// Rows [first_row, first_row + rows) of the tensors go to slots [first_slot, ...) of the lane.
+struct write_item {
+    const block_id* blocks = nullptr;
+    uint32_t first_slot = 0;
+    uint32_t first_row = 0;
+    uint32_t rows = 0;
+};
+
+/// keys are [rows, kv_heads, key_dim], values [rows, kv_heads, value_dim]. Each element is rounded
+/// once, to nearest even. Only the named slots change. Allocates nothing.
+void write_rows(const tile_layout& layout, std::byte* arena, const write_item* items,
+                uint32_t item_count, const tensor_view& keys, const tensor_view& values,
+                executor& threads);
+
+}  // namespace kvrt
