@@ -3,9 +3,8 @@
 #pragma once
 
 #include <cstdint>
-#include <memory>
 
-#include "base/status.hpp"
+#include "base/host_memory.hpp"
 
 namespace kvrt {
 
@@ -18,7 +17,7 @@ class executor {
     executor& operator=(const executor&) = delete;
 
     /// `threads` counts the caller's; 0 is one per processor. With a host hook no thread is made.
-    status start(uint32_t threads, const kv_hooks* hooks);
+    status start(host_allocator& allocator, uint32_t threads, const kv_hooks* hooks);
 
     uint32_t concurrency() const { return concurrency_; }
 
@@ -36,7 +35,10 @@ class executor {
 
   private:
     struct workers;
-    std::unique_ptr<workers> workers_;
+    void stop();
+
+    host_allocator* allocator_ = nullptr;
+    workers* workers_ = nullptr;
     void* user_ = nullptr;
     void (*parallel_for_)(void*, uint32_t, void (*)(void*, uint32_t), void*) = nullptr;
     uint32_t concurrency_ = 1;

@@ -13,8 +13,8 @@ namespace kvrt {
 /// One element type, whether a format of stored blocks or the dtype of a caller's tensor.
 enum class element : uint32_t { f32 = 1, f16 = 2, bf16 = 3 };
 
-static_assert(KV_FORMAT_F32 == KV_DTYPE_F32 && KV_FORMAT_F16 == KV_DTYPE_F16 &&
-              KV_FORMAT_BF16 == KV_DTYPE_BF16);
+static_assert(int{KV_FORMAT_F32} == int{KV_DTYPE_F32} && int{KV_FORMAT_F16} == int{KV_DTYPE_F16} &&
+              int{KV_FORMAT_BF16} == int{KV_DTYPE_BF16});
 
 constexpr uint32_t element_bytes(element type) { return type == element::f32 ? 4 : 2; }
 

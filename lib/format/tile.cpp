@@ -1,5 +1,7 @@
 #include "format/tile.hpp"
 
+#include <initializer_list>
+
 #include "base/checked.hpp"
 
 namespace kvrt {

@@ -37,11 +37,11 @@ struct block_numbering {
 struct position_store {
     uint32_t* base = nullptr;
     block_numbering numbering;
-    uint32_t kv_heads = 0;
+    uint32_t block_stride = 0;  ///< entries per block: of the class's lane with the most heads
     uint32_t block_tokens = 0;
 
     uint32_t* of(block_id id, uint32_t kv_head) const {
-        return base + (numbering.index(id) * kv_heads + kv_head) * block_tokens;
+        return base + numbering.index(id) * block_stride + kv_head * block_tokens;
     }
 };
 
