@@ -1,0 +1,27 @@
+// What a device must implement for a pool's arena. One folder a device; the CPU is here, CUDA comes
+// as a shared object of its own.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+#include "base/status.hpp"
+
+namespace kvrt {
+
+/// The memory behind an arena. Addresses never move between reserve and the destructor.
+class device_memory {
+  public:
+    virtual ~device_memory() = default;
+
+    /// Reserves address space on a multiple of `alignment`; nothing is resident yet. Called once.
+    virtual status reserve(uint64_t bytes, uint64_t alignment, std::byte** out_base) = 0;
+
+    /// [offset, offset + bytes) will be used. Fails when the system has no memory for it.
+    virtual status commit(uint64_t offset, uint64_t bytes) = 0;
+
+    /// Gives the memory of a range back to the system; its bytes are lost, its addresses stay.
+    virtual void give_back(uint64_t offset, uint64_t bytes) = 0;
+};
+
+}  // namespace kvrt

@@ -1,0 +1,160 @@
+// The blocks of a pool: the arena's slabs, cut into equal blocks of a class, with reference counts
+// and fences.
+//
+//   arena      slabs of 2 MiB; a slab without blocks in use returns to the arena at once, and an
+//              elastic pool gives its memory back to the system (it keeps two empty ones resident,
+//              so that a sequence at a slab's edge does not cost a system call a step)
+//   class      all lanes whose blocks have one size; a slab belongs to one class while it has blocks
+//   block      free | pinned (references > 0) | parked (references 0, a reader's fence not passed)
+//
+// allocate and free are O(1): a bitmap per slab, a list of slabs with free blocks per class. Blocks
+// of a slab go out in ascending order, so a sequence that grows by itself lies in one piece.
+// Invariant after every call, per class: total = free + pinned + parked.
+#pragma once
+
+#include <array>
+
+#include "base/host_memory.hpp"
+#include "device/device.hpp"
+#include "memory/block_id.hpp"
+
+namespace kvrt {
+
+inline constexpr uint32_t max_block_classes = 16;
+inline constexpr uint32_t max_blocks_per_slab = 1024;
+inline constexpr uint32_t guard_bytes = 64;
+inline constexpr uint32_t kept_resident_slabs = 2;
+
+/// Which steps may still read. A step's number rises with every begin.
+struct fence_clock {
+    uint64_t last_begun = 0;
+    uint64_t host_passed = 0;              ///< with host fences: all up to here have passed
+    std::array<uint64_t, 2> open = {0, 0};  ///< numbers of the open steps, 0: none
+    bool by_host = false;
+
+    bool passed(uint64_t fence) const {
+        if (fence == 0) return true;
+        if (fence == open[0] || fence == open[1]) return false;
+        return !by_host || fence <= host_passed;
+    }
+};
+
+struct class_counters {
+    uint64_t slabs = 0, total = 0, free = 0, pinned = 0, parked = 0;
+};
+
+/// What callers want to know of what happened; all since creation.
+struct block_counters {
+    uint64_t allocated = 0, returned = 0, returned_bytes = 0, slabs_given_back = 0;
+    uint64_t pinned_bytes = 0, pinned = 0, peak_pinned = 0;
+};
+
+class block_store {
+  public:
+    struct class_description {
+        uint32_t block_bytes = 0;           ///< a multiple of 64, without guard
+        uint32_t positions_per_block = 0;   ///< kv_heads * block_tokens of its widest lane
+    };
+    struct options {
+        uint64_t slabs = 0;
+        bool elastic = false;
+        bool debug = false;
+    };
+
+    status create(host_allocator& allocator, device_memory& device, const options& settings,
+                  const class_description* classes, uint32_t class_count);
+
+    std::byte* arena() const { return arena_; }
+    uint32_t class_count() const { return class_count_; }
+    uint32_t block_bytes(uint32_t class_index) const { return classes_[class_index].block_bytes; }
+    uint32_t blocks_per_slab(uint32_t class_index) const {
+        return classes_[class_index].numbering.blocks_per_slab;
+    }
+    position_store positions(uint32_t class_index, uint32_t block_tokens) const;
+
+    /// A block with one reference, or no_block. With debug its bytes are 0xff.
+    block_id allocate(uint32_t class_index);
+    void retain(uint32_t class_index, block_id id);
+    uint32_t references(uint32_t class_index, block_id id) const;
+
+    /// Drops one reference of a reader whose last step was `fence`. True when it was the last: the
+    /// block is then free, or parked until all its readers' fences have passed.
+    bool drop(uint32_t class_index, block_id id, uint64_t fence, const fence_clock& clock);
+
+    /// Frees parked blocks whose fences have passed.
+    void collect(const fence_clock& clock);
+
+    /// Can `needed[class]` blocks be handed out now / once every parked block is free?
+    bool can_allocate(const uint64_t* needed, bool after_fences) const;
+    /// Could they, in an empty arena?
+    bool could_ever_allocate(const uint64_t* needed) const;
+
+    const class_counters& counters(uint32_t class_index) const {
+        return classes_[class_index].counters;
+    }
+    const block_counters& totals() const { return totals_; }
+    uint64_t slab_count() const { return slabs_.size(); }
+    uint64_t free_slabs() const { return free_slab_count_; }
+    uint64_t resident_slabs() const { return resident_slab_count_; }
+    uint64_t free_bytes(bool after_fences) const;
+
+    /// Walks bitmaps, lists, references and guards. `expected[class]` (may be null) are reference
+    /// counts by block index that the tables add up to.
+    status check(const host_array<uint32_t>* expected) const;
+    uint64_t blocks_in_class(uint32_t class_index) const {
+        return slabs_.size() * classes_[class_index].numbering.blocks_per_slab;
+    }
+    uint64_t block_index(uint32_t class_index, block_id id) const {
+        return classes_[class_index].numbering.index(id);
+    }
+
+  private:
+    static constexpr uint32_t no_slab = 0xffffffffu;
+    static constexpr uint32_t no_class = 0xffffffffu;
+
+    /// A slab in a class. `summary` has a bit for each word of `free_bits` that is not zero.
+    struct slab {
+        uint32_t class_index;
+        uint32_t free_blocks;
+        uint32_t next, previous;  ///< class list of slabs with free blocks, or arena's free list
+        uint16_t summary;
+        bool resident;
+        uint64_t free_bits[max_blocks_per_slab / 64];
+    };
+    struct block_class {
+        uint32_t block_bytes = 0;
+        block_numbering numbering;
+        uint32_t positions_per_block = 0;
+        uint32_t first_partial = no_slab;
+        class_counters counters;
+        host_array<uint32_t> references;   ///< by block index
+        host_array<uint64_t> last_reader;  ///< fence after which a dropped block may be reissued
+        host_array<block_id> next_parked;
+        host_array<uint32_t> positions;
+    };
+
+    bool take_slab(uint32_t class_index);
+    void free_block(uint32_t class_index, block_id id);
+    void return_slab(uint32_t slab_index);
+    void link_partial(uint32_t slab_index);
+    void unlink_partial(uint32_t slab_index);
+    bool fits(const uint64_t* needed, uint64_t slabs, bool count_free, bool count_parked) const;
+    status check_slab(uint32_t slab_index, uint64_t* free_blocks) const;
+
+    std::byte* arena_ = nullptr;
+    device_memory* device_ = nullptr;
+    options settings_;
+    std::array<block_class, max_block_classes> classes_;
+    uint32_t class_count_ = 0;
+    host_array<slab> slabs_;
+    uint32_t first_resident_free_ = no_slab;  ///< taken first
+    uint32_t first_empty_free_ = no_slab;     ///< without memory behind them
+    uint64_t free_slab_count_ = 0;
+    uint64_t resident_free_count_ = 0;
+    uint64_t resident_slab_count_ = 0;
+    block_id first_parked_ = no_block;
+    block_id last_parked_ = no_block;
+    block_counters totals_;
+};
+
+}  // namespace kvrt
