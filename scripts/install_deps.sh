@@ -1,8 +1,9 @@
 #!/usr/bin/env bash
-# Installs the Debian packages that building and testing need, if any is missing, then builds the
-# private static libraries (scripts/build_deps.sh). Quick when everything is there.
+# Installs the Debian packages that building needs, if any is missing, then builds the private static
+# libraries (scripts/build_deps.sh). Quick when everything is there.
 #
-#   scripts/install_deps.sh          what `make demo`, `make test` and `make bench` need
+#   scripts/install_deps.sh          to build everything
+#   scripts/install_deps.sh --test   also what the tests run
 #   scripts/install_deps.sh --tools  also clang-format and clang-tidy
 set -euo pipefail
 cd "$(dirname "$0")/.."
@@ -10,12 +11,17 @@ cd "$(dirname "$0")/.."
 packages=(
     build-essential cmake ninja-build pkg-config ca-certificates
     doctest-dev libfmt-dev libxxhash-dev libopenblas-pthread-dev
-    clang                 # the header is compiled by both compilers
-    python3 python3-venv  # test runner, model download
+    python3 python3-venv # model download
 )
-if [[ "${1:-}" == --tools ]]; then
-    packages+=(clang-format clang-tidy)
-fi
+case "${1:-}" in
+"") ;;
+--test) packages+=(clang) ;; # the header is compiled by both compilers
+--tools) packages+=(clang-format clang-tidy) ;;
+*)
+    echo "unknown argument: $1" >&2
+    exit 2
+    ;;
+esac
 
 if ! command -v dpkg-query >/dev/null; then
     echo "this is not a Debian system; install the equivalents of: ${packages[*]}" >&2

@@ -1,0 +1,123 @@
+#!/usr/bin/env python3
+"""Runs all tests of the given build trees and prints `N passed, M failed` as its last line.
+
+Test programs (doctest, <tree>/bin/test_*) run in every tree, as many at once as there are
+processors; the package tests (tests/package/*_test.py, unittest) run once, on the first tree. N and M
+count test cases. A program that ends without its totals, or with an error that its totals do not
+show (a sanitizer's report at exit), counts as one failed case more.
+
+Environment for the programs: KVRT_TEST_TREE (release, asan, tsan: property tests run shorter under
+sanitizers), KVRT_TEST_MODEL (path of the model, where fetched), KVRT_UPDATE_GOLDEN.
+"""
+
+import argparse
+import concurrent.futures
+import os
+import pathlib
+import re
+import shutil
+import subprocess
+import sys
+import threading
+import time
+import unittest
+
+ROOT = pathlib.Path(__file__).resolve().parent.parent
+TIMEOUT_SECONDS = 1200
+TOTALS = re.compile(
+    r"^\[doctest\] test cases:\s*(\d+)\s*\|\s*(\d+) passed\s*\|\s*(\d+) failed", re.MULTILINE
+)
+SANITIZER_OPTIONS = {
+    "ASAN_OPTIONS": "detect_leaks=1:strict_string_checks=1:detect_stack_use_after_return=1",
+    "UBSAN_OPTIONS": "print_stacktrace=1",
+    "TSAN_OPTIONS": "second_deadlock_stack=1",
+}
+
+
+def fixed_addresses():
+    """A command prefix that switches address randomisation off, where that is allowed: the thread
+    sanitizer of GCC 12 cannot place its shadow when the kernel randomises too many bits."""
+    setarch = shutil.which("setarch")
+    if setarch and subprocess.run([setarch, "-R", "true"], stderr=subprocess.DEVNULL).returncode == 0:
+        return [setarch, "-R"]
+    return []
+
+
+def run_program(program, tree, arguments):
+    """Returns (name, passed, failed, output, seconds)."""
+    command = (fixed_addresses() if tree.name == "tsan" else []) + [str(program), *arguments]
+    environment = {**SANITIZER_OPTIONS, **os.environ, "KVRT_TEST_TREE": tree.name}
+    start = time.monotonic()
+    try:
+        result = subprocess.run(
+            command,
+            env=environment,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            timeout=TIMEOUT_SECONDS,
+        )
+        output, code = result.stdout.decode(errors="replace"), result.returncode
+    except subprocess.TimeoutExpired as expired:
+        output = (expired.stdout or b"").decode(errors="replace")
+        output += f"\nstopped after {TIMEOUT_SECONDS} s\n"
+        code = -1
+    totals = TOTALS.search(output)
+    passed, failed = (int(totals[2]), int(totals[3])) if totals else (0, 0)
+    if passed + failed == 0 or (code != 0 and failed == 0):
+        failed += 1
+        output += f"\nexit status {code}\n"
+    return f"{tree.name}/{program.name}", passed, failed, output, time.monotonic() - start
+
+
+def run_programs(trees, arguments):
+    passed = failed = 0
+    lock = threading.Lock()
+    jobs = []
+    with concurrent.futures.ThreadPoolExecutor(max_workers=os.cpu_count() or 1) as workers:
+        for tree in trees:
+            for program in sorted((tree / "bin").glob("test_*")):
+                jobs.append(workers.submit(run_program, program, tree, arguments))
+        for job in concurrent.futures.as_completed(jobs):
+            name, good, bad, output, seconds = job.result()
+            with lock:
+                if bad:
+                    print(output, flush=True)
+                print(f"{name}: {good} passed, {bad} failed ({seconds:.1f} s)", flush=True)
+            passed += good
+            failed += bad
+    return passed, failed
+
+
+def run_package_tests(tree):
+    os.environ["KVRT_BUILD_TREE"] = str(tree)
+    suite = unittest.defaultTestLoader.discover(str(ROOT / "tests" / "package"), "*_test.py")
+    start = time.monotonic()
+    result = unittest.TextTestRunner(stream=sys.stdout, verbosity=1).run(suite)
+    failed = len(result.failures) + len(result.errors) + len(result.unexpectedSuccesses)
+    passed = max(0, result.testsRun - failed)
+    if passed + failed == 0:
+        failed = 1
+    print(f"package: {passed} passed, {failed} failed ({time.monotonic() - start:.1f} s)", flush=True)
+    return passed, failed
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser.add_argument("trees", nargs="+", type=pathlib.Path, help="build trees, the release first")
+    parser.add_argument("--no-package", action="store_true", help="without the package tests")
+    parser.add_argument("--doctest", nargs=argparse.REMAINDER, default=[], help="further arguments")
+    options = parser.parse_args()
+
+    trees = [tree.resolve() for tree in options.trees]
+    passed, failed = run_programs(trees, options.doctest)
+    if not options.no_package:
+        good, bad = run_package_tests(trees[0])
+        passed += good
+        failed += bad
+    print(f"{passed} passed, {failed} failed", flush=True)
+    return 1 if failed or not passed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,200 @@
+"""The library as others get it: installs a build tree into a throw-away prefix and looks at it from
+outside. What the files export and need, whether programs find and link them through pkg-config and
+CMake, shared and static, and whether the header compiles as every C and C++ of both compilers.
+
+KVRT_BUILD_TREE names the tree (a release one: it has both libraries).
+"""
+
+import os
+import pathlib
+import re
+import shutil
+import subprocess
+import tempfile
+import unittest
+
+HERE = pathlib.Path(__file__).resolve().parent
+OURS = re.compile(r"^(kv|kvrt)_[a-z0-9_]+$")
+
+
+def run(*command, cwd=None, environment=None):
+    """Runs a command and returns what it printed; fails the test with its output otherwise."""
+    result = subprocess.run(
+        [str(word) for word in command],
+        cwd=cwd,
+        env={**os.environ, **(environment or {})},
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        timeout=300,
+    )
+    if result.returncode != 0:
+        raise AssertionError(f"{' '.join(map(str, command))}: {result.returncode}\n{result.stdout}")
+    return result.stdout
+
+
+def setUpModule():
+    global work, prefix, library_dir, shared, static
+    work = pathlib.Path(tempfile.mkdtemp(prefix="kvrt-package-"))
+    prefix = work / "prefix"
+    run("cmake", "--install", os.environ["KVRT_BUILD_TREE"], "--prefix", prefix)
+    shared = next(prefix.rglob("libkvrt.so")).resolve()
+    static = next(prefix.rglob("libkvrt.a"))
+    library_dir = static.parent
+
+
+def tearDownModule():
+    shutil.rmtree(work)
+
+
+def defined_globals(*arguments):
+    """(kind, name, version) of the defined global symbols that nm lists."""
+    symbols = []
+    for line in run("nm", "--defined-only", *arguments).splitlines():
+        fields = line.split()
+        if len(fields) == 3:
+            name, _, version = fields[2].partition("@@")
+            symbols.append((fields[1], name, version))
+    return symbols
+
+
+class SharedLibrary(unittest.TestCase):
+    def test_soname_and_links(self):
+        self.assertIn("[libkvrt.so.0]", run("readelf", "-d", shared))
+        self.assertEqual(shared.name, "libkvrt.so.0.1.0")
+        for link in ("libkvrt.so", "libkvrt.so.0"):
+            self.assertEqual((library_dir / link).resolve(), shared)
+
+    def test_exports_only_our_names_under_the_version_node(self):
+        symbols = [s for s in defined_globals("-D", "--extern-only", shared) if s[0] != "A"]
+        self.assertIn("kv_pool_create", [name for _, name, _ in symbols])
+        for _, name, version in symbols:
+            self.assertRegex(name, OURS)
+            self.assertEqual(version, "KVRT_0.1", name)
+
+    def test_exports_exactly_what_the_header_declares(self):
+        header = (prefix / "include" / "kvrt" / "kvrt.h").read_text()
+        declared = set(re.findall(r"^KV_API[^;(]*?\b(kv[a-z0-9_]*)\(", header, re.MULTILINE))
+        exported = {n for k, n, _ in defined_globals("-D", "--extern-only", shared) if k != "A"}
+        self.assertEqual(exported, declared)
+
+    def test_needs_only_system_libraries(self):
+        needed = set(re.findall(r"NEEDED.*\[(.+?)\.so", run("readelf", "-d", shared)))
+        self.assertLessEqual(needed, {"libstdc++", "libm", "libgcc_s", "libc", "ld-linux-x86-64"})
+
+    def test_can_be_loaded_late(self):
+        # Static thread-local storage may be used up when a program loads us with dlopen.
+        dynamic = run("readelf", "-d", shared)
+        self.assertNotIn("STATIC_TLS", dynamic)
+        self.assertNotIn("TEXTREL", dynamic)
+
+    def test_does_not_replace_malloc(self):
+        program = work / "malloc_owner"
+        run("gcc", "-std=c99", "-Wall", "-Wextra", "-Werror", HERE / "malloc_owner.c", "-o", program,
+            "-ldl")
+        self.assertIn("malloc ok", run(program, shared))
+        # Preloaded, a library comes before the C library in every look-up.
+        self.assertIn("malloc ok", run(program, shared, environment={"LD_PRELOAD": str(shared)}))
+
+
+class StaticLibrary(unittest.TestCase):
+    def test_defines_only_our_names(self):
+        symbols = defined_globals("--extern-only", static)
+        self.assertIn("kv_pool_create", [name for _, name, _ in symbols])
+        for _, name, _ in symbols:
+            self.assertRegex(name, OURS)
+
+    def test_carries_its_private_parts(self):
+        undefined = run("nm", "--undefined-only", static)
+        self.assertNotRegex(undefined, r"\b(mi_|_mi_|_ZN3hwy|_ZN3fmt|XXH)")
+
+    def test_lives_beside_the_hosts_own_copies(self):
+        program = work / "clash"
+        run("gcc", "-std=c99", f"-I{prefix}/include", HERE / "consumer.c", HERE / "clashing_host.c",
+            static, "-o", program, "-lstdc++", "-lm", "-pthread")
+        self.assertIn("consumer ok", run(program))
+
+
+class Consumers(unittest.TestCase):
+    """Programs outside the tree, built as their authors would."""
+
+    def build_with_pkg_config(self, name, pkg_config_flags=(), compiler_flags=()):
+        environment = {"PKG_CONFIG_PATH": str(library_dir / "pkgconfig")}
+        words = run("pkg-config", "--cflags", "--libs", *pkg_config_flags, "kvrt >= 0.1",
+                    environment=environment).split()
+        program = work / name
+        run("gcc", "-std=c99", *compiler_flags, HERE / "consumer.c", "-o", program, *words)
+        return program
+
+    def test_pkg_config_shared(self):
+        program = self.build_with_pkg_config("pkg-shared")
+        self.assertIn("[libkvrt.so.0]", run("readelf", "-d", program))
+        output = run(program, environment={"LD_LIBRARY_PATH": str(library_dir)})
+        self.assertIn("consumer ok", output)
+
+    def test_pkg_config_static(self):
+        program = self.build_with_pkg_config("pkg-static", ["--static"], ["-static"])
+        self.assertNotIn("NEEDED", run("readelf", "-d", program))
+        self.assertIn("consumer ok", run(program))
+
+    def build_with_cmake(self, name, target, version="0.1"):
+        source = work / name
+        source.mkdir()
+        shutil.copy(HERE / "consumer.c", source)
+        (source / "CMakeLists.txt").write_text(
+            "cmake_minimum_required(VERSION 3.25)\n"
+            "project(consumer LANGUAGES C)\n"
+            f"find_package(kvrt {version} REQUIRED)\n"
+            "add_executable(consumer consumer.c)\n"
+            f"target_link_libraries(consumer PRIVATE {target})\n"
+        )
+        run("cmake", "-G", "Ninja", "-S", source, "-B", source / "build",
+            f"-DCMAKE_PREFIX_PATH={prefix}")
+        run("cmake", "--build", source / "build")
+        return source / "build" / "consumer"
+
+    def test_find_package_shared(self):
+        program = self.build_with_cmake("cmake-shared", "kvrt::kvrt")
+        self.assertIn("[libkvrt.so.0]", run("readelf", "-d", program))
+        self.assertIn("consumer ok", run(program))
+
+    def test_find_package_static(self):
+        program = self.build_with_cmake("cmake-static", "kvrt::kvrt_static")
+        self.assertNotIn("libkvrt", run("readelf", "-d", program))
+        self.assertIn("consumer ok", run(program))
+
+    def test_find_package_refuses_another_minor_version(self):
+        with self.assertRaisesRegex(AssertionError, "compatible with requested version"):
+            self.build_with_cmake("cmake-version", "kvrt::kvrt", version="0.2")
+
+
+class Header(unittest.TestCase):
+    """The header alone, in every language version, with klib's macros around it."""
+
+    def compile(self, compiler, language, standard, *definitions):
+        run(compiler, "-x", language, f"-std={standard}", "-Wall", "-Wextra", "-Wpedantic", "-Wshadow",
+            "-Wconversion", "-Werror", "-fsyntax-only", f"-I{prefix}/include", *definitions,
+            HERE / "header_use.h")
+
+
+def add_header_tests():
+    """One test case per compiler and standard, with and without klib's macros."""
+    languages = {"c": ("gcc", "clang"), "c++": ("g++", "clang++")}
+    standards = {"c": ("c99", "c11", "c17"), "c++": ("c++11", "c++17", "c++20")}
+    macros = {"": (), "_beside_klib": ("-DWITH_KLIB_MACROS",)}
+    for language, compilers in languages.items():
+        for compiler in compilers:
+            for standard in standards[language]:
+                for suffix, definitions in macros.items():
+                    def test(self, arguments=(compiler, language, standard, *definitions)):
+                        self.compile(*arguments)
+
+                    name = f"test_{compiler}_{standard}{suffix}".replace("+", "p")
+                    setattr(Header, name, test)
+
+
+add_header_tests()
+
+if __name__ == "__main__":
+    unittest.main()
