@@ -40,8 +40,7 @@ bench: release
 	@scripts/run_bench.sh build/release
 
 golden: release
-	@model=$$(scripts/fetch_model.sh) && KVRT_TEST_MODEL="$$model" KVRT_UPDATE_GOLDEN=1 \
-	    python3 scripts/run_tests.py build/release
+	@scripts/golden.sh build/release
 
 format:
 	@scripts/install_deps.sh --tools

@@ -76,7 +76,11 @@ def run_programs(trees, arguments):
     jobs = []
     with concurrent.futures.ThreadPoolExecutor(max_workers=os.cpu_count() or 1) as workers:
         for tree in trees:
-            for program in sorted((tree / "bin").glob("test_*")):
+            programs = sorted((tree / "bin").glob("test_*"))
+            if not programs:
+                print(f"{tree}: no test programs", flush=True)
+                failed += 1
+            for program in programs:
                 jobs.append(workers.submit(run_program, program, tree, arguments))
         for job in concurrent.futures.as_completed(jobs):
             name, good, bad, output, seconds = job.result()
