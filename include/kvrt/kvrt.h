@@ -272,8 +272,13 @@ typedef uint64_t kv_seq;
 
 struct kv_policy;
 
+enum {
+    KV_SEQ_GATHER_STATISTICS = 1u << 0 /* gather query statistics also without a policy that needs
+                                          them: for kv_seq_get_statistics and ..._save_... */
+};
+
 typedef struct kv_seq_config {
-    uint32_t struct_size, flags;
+    uint32_t struct_size, flags; /* KV_SEQ_* */
     const void *next;
     const struct kv_policy *policy; /* copied; NULL: keep everything */
     uint64_t user_data;             /* returned by kv_seq_get_info */

@@ -193,6 +193,14 @@ bool block_store::drop(uint32_t class_index, block_id id, uint64_t fence,
     return true;
 }
 
+void block_store::take_back(uint32_t class_index, block_id id, uint64_t fence,
+                            const fence_clock& clock) {
+    if (!drop(class_index, id, fence, clock)) return;
+    --totals_.allocated;
+    --totals_.returned;
+    totals_.returned_bytes -= classes_[class_index].block_bytes;
+}
+
 void block_store::collect(const fence_clock& clock) {
     while (first_parked_ != no_block) {
         const block_id id = first_parked_;
@@ -256,8 +264,7 @@ status block_store::check_slab(uint32_t slab_index, uint64_t* free_blocks) const
     const block_class& owner = classes_[record.class_index];
     uint32_t free_here = 0;
     for (uint32_t block = 0; block < owner.numbering.blocks_per_slab; ++block) {
-        const block_id id =
-            slab_index * units_per_slab + block * owner.numbering.units_per_block;
+        const block_id id = slab_index * units_per_slab + block * owner.numbering.units_per_block;
         const bool is_free = (record.free_bits[block / 64] >> (block % 64) & 1) != 0;
         const uint32_t references = owner.references[owner.numbering.index(id)];
         if (is_free && references != 0) {
@@ -291,8 +298,7 @@ status block_store::check(const host_array<uint32_t>* expected) const {
         }
     }
     if (free_slabs != free_slab_count_) {
-        return fail(KV_INTERNAL, "{} slabs are free, {} are counted", free_slabs,
-                    free_slab_count_);
+        return fail(KV_INTERNAL, "{} slabs are free, {} are counted", free_slabs, free_slab_count_);
     }
     for (uint32_t c = 0; c < class_count_; ++c) {
         const class_counters& counters = classes_[c].counters;
@@ -309,8 +315,8 @@ status block_store::check(const host_array<uint32_t>* expected) const {
             const uint32_t references = classes_[c].references[i];
             pinned += references != 0 ? 1 : 0;
             if (expected != nullptr && expected[c][i] != references) {
-                return fail(KV_INTERNAL, "class {} block index {}: {} references, tables hold {}", c,
-                            i, references, expected[c][i]);
+                return fail(KV_INTERNAL, "class {} block index {}: {} references, tables hold {}",
+                            c, i, references, expected[c][i]);
             }
         }
         if (pinned != counters.pinned) {

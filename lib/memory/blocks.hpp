@@ -4,8 +4,9 @@
 //   arena      slabs of 2 MiB; a slab without blocks in use returns to the arena at once, and an
 //              elastic pool gives its memory back to the system (it keeps two empty ones resident,
 //              so that a sequence at a slab's edge does not cost a system call a step)
-//   class      all lanes whose blocks have one size; a slab belongs to one class while it has blocks
-//   block      free | pinned (references > 0) | parked (references 0, a reader's fence not passed)
+//   class      all lanes whose blocks have one size; a slab belongs to one class while it has
+//   blocks block      free | pinned (references > 0) | parked (references 0, a reader's fence not
+//   passed)
 //
 // allocate and free are O(1): a bitmap per slab, a list of slabs with free blocks per class. Blocks
 // of a slab go out in ascending order, so a sequence that grows by itself lies in one piece.
@@ -28,7 +29,7 @@ inline constexpr uint32_t kept_resident_slabs = 2;
 /// Which steps may still read. A step's number rises with every begin.
 struct fence_clock {
     uint64_t last_begun = 0;
-    uint64_t host_passed = 0;              ///< with host fences: all up to here have passed
+    uint64_t host_passed = 0;               ///< with host fences: all up to here have passed
     std::array<uint64_t, 2> open = {0, 0};  ///< numbers of the open steps, 0: none
     bool by_host = false;
 
@@ -52,8 +53,8 @@ struct block_counters {
 class block_store {
   public:
     struct class_description {
-        uint32_t block_bytes = 0;           ///< a multiple of 64, without guard
-        uint32_t positions_per_block = 0;   ///< kv_heads * block_tokens of its widest lane
+        uint32_t block_bytes = 0;          ///< a multiple of 64, without guard
+        uint32_t positions_per_block = 0;  ///< kv_heads * block_tokens of its widest lane
     };
     struct options {
         uint64_t slabs = 0;
@@ -70,6 +71,9 @@ class block_store {
     uint32_t blocks_per_slab(uint32_t class_index) const {
         return classes_[class_index].numbering.blocks_per_slab;
     }
+    uint32_t units_per_block(uint32_t class_index) const {
+        return classes_[class_index].numbering.units_per_block;
+    }
     position_store positions(uint32_t class_index, uint32_t block_tokens) const;
 
     /// A block with one reference, or no_block. With debug its bytes are 0xff.
@@ -80,6 +84,10 @@ class block_store {
     /// Drops one reference of a reader whose last step was `fence`. True when it was the last: the
     /// block is then free, or parked until all its readers' fences have passed.
     bool drop(uint32_t class_index, block_id id, uint64_t fence, const fence_clock& clock);
+
+    /// Undoes an allocate whose block nobody else has seen: as drop, but counted as never handed
+    /// out.
+    void take_back(uint32_t class_index, block_id id, uint64_t fence, const fence_clock& clock);
 
     /// Frees parked blocks whose fences have passed.
     void collect(const fence_clock& clock);

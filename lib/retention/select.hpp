@@ -7,12 +7,6 @@
 
 namespace kvrt {
 
-/// Positions [first, first + count); an end beyond 2^64 is cut.
-struct position_range {
-    uint64_t first = 0;
-    uint64_t count = 0;
-};
-
 struct guard_rules {
     uint64_t prompt_tokens = 0;  ///< positions below stay; 0: the prompt is not protected
     uint64_t sinks = 0;          ///< positions below stay

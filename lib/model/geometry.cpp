@@ -1,0 +1,221 @@
+#include "model/geometry.hpp"
+
+#include <cmath>
+
+#include "base/sized_struct.hpp"
+
+namespace kvrt {
+
+namespace {
+
+status resolve_format(uint32_t format, const char* field, uint32_t layer, element& out) {
+    switch (format) {
+        case KV_FORMAT_F32:
+            out = element::f32;
+            return KV_OK;
+        case KV_FORMAT_DEFAULT:
+        case KV_FORMAT_F16:
+            out = element::f16;
+            return KV_OK;
+        case KV_FORMAT_BF16:
+            out = element::bf16;
+            return KV_OK;
+        default:
+            return fail(KV_UNSUPPORTED,
+                        "layer {}: {} is {}: this library stores KV_FORMAT_F32, F16 and BF16",
+                        layer, field, format);
+    }
+}
+
+status check_dim(uint32_t dim, const char* field, uint32_t layer) {
+    if (dim < min_head_dim || dim > max_head_dim || dim % head_dim_multiple != 0) {
+        return fail(KV_UNSUPPORTED, "layer {}: {} is {}: {} to {} in multiples of {}", layer, field,
+                    dim, min_head_dim, max_head_dim, head_dim_multiple);
+    }
+    return KV_OK;
+}
+
+status check_finite(float value, const char* field, uint32_t layer) {
+    if (!std::isfinite(value) || value < 0.0f) {
+        return fail(KV_INVALID, "layer {}: {} must be finite and not negative (0: the default)",
+                    layer, field);
+    }
+    return KV_OK;
+}
+
+status check_layer(kv_layer& layer, uint32_t index) {
+    if (layer.kv_heads == 0 || layer.query_heads == 0 || layer.query_heads > max_heads ||
+        layer.query_heads % layer.kv_heads != 0) {
+        return fail(KV_INVALID,
+                    "layer {}: query_heads {} must be a multiple of kv_heads {}, at most {}", index,
+                    layer.query_heads, layer.kv_heads, max_heads);
+    }
+    if (layer.value_dim == 0) layer.value_dim = layer.key_dim;
+    if (layer.value_format == KV_FORMAT_DEFAULT) layer.value_format = layer.key_format;
+    KVRT_TRY(check_dim(layer.key_dim, "key_dim", index));
+    KVRT_TRY(check_dim(layer.value_dim, "value_dim", index));
+    KVRT_TRY(check_finite(layer.softmax_scale, "softmax_scale", index));
+    KVRT_TRY(check_finite(layer.logit_softcap, "logit_softcap", index));
+    if (layer.window_sinks != 0 && layer.window == 0) {
+        return fail(KV_INVALID, "layer {}: window_sinks is {} without a window", index,
+                    layer.window_sinks);
+    }
+    constexpr uint32_t longest = 1u << 30;
+    if (layer.window > longest || layer.window_sinks > longest) {
+        return fail(KV_INVALID, "layer {}: window {} and window_sinks {} go up to {}", index,
+                    layer.window, layer.window_sinks, longest);
+    }
+    return KV_OK;
+}
+
+status find_class(uint32_t block_bytes, uint32_t positions, model_geometry& out,
+                  uint32_t& class_index) {
+    for (class_index = 0; class_index < out.class_count; ++class_index) {
+        block_store::class_description& known = out.classes[class_index];
+        if (known.block_bytes != block_bytes) continue;
+        known.positions_per_block = std::max(known.positions_per_block, positions);
+        return KV_OK;
+    }
+    if (out.class_count == max_block_classes) {
+        return fail(KV_UNSUPPORTED, "the layers need more than {} sizes of blocks",
+                    max_block_classes);
+    }
+    out.classes[out.class_count++] = {block_bytes, positions};
+    return KV_OK;
+}
+
+status describe_lane(const kv_layer& layer, uint32_t index, tile_order order, model_geometry& out,
+                     lane_geometry& lane) {
+    element key_type = element::f16;
+    element value_type = element::f16;
+    KVRT_TRY(resolve_format(layer.key_format, "key_format", index, key_type));
+    KVRT_TRY(resolve_format(layer.value_format, "value_format", index, value_type));
+    lane.layer = index;
+    lane.kv_heads = layer.kv_heads;
+    lane.window = layer.window;
+    lane.window_sinks = layer.window_sinks;
+    const uint64_t bytes =
+        uint64_t{out.block_tokens} * layer.kv_heads *
+        (layer.key_dim * element_bytes(key_type) + layer.value_dim * element_bytes(value_type));
+    if (bytes + guard_bytes > slab_bytes) {
+        return fail(KV_UNSUPPORTED,
+                    "layer {}: a block of {} tokens takes {} bytes, more than a slab of {}: use a "
+                    "smaller block_tokens or a smaller format",
+                    index, out.block_tokens, bytes, slab_bytes);
+    }
+    lane.layout = make_tile_layout(order, out.block_tokens, layer.kv_heads, layer.key_dim,
+                                   layer.value_dim, key_type, value_type);
+    return find_class(lane.layout.block_bytes, layer.kv_heads * out.block_tokens, out,
+                      lane.class_index);
+}
+
+/// A layer that shares another's cache must fit it: what it does not say is the owner's.
+status check_shared(const kv_layer& layer, uint32_t index, const model_geometry& out,
+                    uint32_t& lane_index) {
+    if (layer.shared_layer >= index || !out.layers[layer.shared_layer].stores) {
+        return fail(KV_INVALID, "layer {}: shared_layer {} must be an earlier layer that stores",
+                    index, layer.shared_layer);
+    }
+    lane_index = out.layers[layer.shared_layer].lane;
+    const lane_geometry& owner = out.lanes[lane_index];
+    if (layer.kv_heads != owner.kv_heads || layer.key_dim != owner.layout.keys.dim ||
+        layer.value_dim != owner.layout.values.dim) {
+        return fail(KV_INVALID, "layer {}: kv_heads and dimensions differ from shared_layer {}",
+                    index, layer.shared_layer);
+    }
+    // A narrower window than the owner's is a mask; a wider one would see blocks that are gone.
+    if (owner.window != 0 && (layer.window == 0 || layer.window > owner.window ||
+                              layer.window_sinks > owner.window_sinks)) {
+        return fail(KV_INVALID, "layer {}: its window must lie within that of shared_layer {}",
+                    index, layer.shared_layer);
+    }
+    return KV_OK;
+}
+
+/// Copies a per-head array of the caller's behind the others.
+status take_head_values(const float* source, uint32_t count, const char* field, uint32_t layer,
+                        float*& next, const float*& out) {
+    if (source == nullptr) return KV_OK;
+    for (uint32_t i = 0; i < count; ++i) {
+        if (!std::isfinite(source[i])) {
+            return fail(KV_INVALID, "layer {}: {}[{}] is not finite", layer, field, i);
+        }
+        next[i] = source[i];
+    }
+    out = next;
+    next += count;
+    return KV_OK;
+}
+
+const kv_layer* layer_at(const kv_model& model, uint32_t index) {
+    const auto* bytes = reinterpret_cast<const std::byte*>(model.layers);
+    return reinterpret_cast<const kv_layer*>(bytes + uint64_t{index} * model.layers[0].struct_size);
+}
+
+status read_layer(const kv_model& model, uint32_t index, kv_layer& layer) {
+    KVRT_TRY(adopt(layer_at(model, index), KV_LAYER_SHARED, "layers (kv_layer)", layer));
+    if (layer.struct_size != model.layers[0].struct_size) {
+        return fail(KV_INVALID, "layer {}: struct_size {} differs from layer 0's {}", index,
+                    layer.struct_size, model.layers[0].struct_size);
+    }
+    return check_layer(layer, index);
+}
+
+}  // namespace
+
+status describe_model(const kv_model* model_argument, uint32_t block_tokens, tile_order order,
+                      host_allocator& allocator, model_geometry& out) {
+    kv_model model;
+    KVRT_TRY(adopt(model_argument, 0, "model (kv_model)", model));
+    if (model.layer_count == 0 || model.layer_count > max_layers || model.layers == nullptr) {
+        return fail(KV_INVALID, "model: layer_count is {}: 1 to {}, with layers set",
+                    model.layer_count, max_layers);
+    }
+    out.block_tokens = block_tokens;
+
+    uint64_t head_values = 0;
+    uint32_t lane_count = 0;
+    for (uint32_t i = 0; i < model.layer_count; ++i) {
+        kv_layer layer;
+        KVRT_TRY(read_layer(model, i, layer));
+        if (layer.sink_logits != nullptr) head_values += layer.query_heads;
+        if (layer.alibi_slopes != nullptr) head_values += layer.query_heads;
+        if ((layer.flags & KV_LAYER_SHARED) == 0) ++lane_count;
+    }
+    KVRT_TRY(out.layers.allocate(allocator, model.layer_count, "layers"));
+    KVRT_TRY(out.lanes.allocate(allocator, lane_count, "lanes"));
+    KVRT_TRY(out.head_values.allocate(allocator, head_values, "sink logits and slopes"));
+
+    float* next_value = out.head_values.data();
+    uint32_t next_lane = 0;
+    for (uint32_t i = 0; i < model.layer_count; ++i) {
+        kv_layer layer;
+        KVRT_TRY(read_layer(model, i, layer));
+        layer_geometry& target = out.layers[i];
+        target.stores = (layer.flags & KV_LAYER_SHARED) == 0;
+        if (target.stores) {
+            target.lane = next_lane++;
+            KVRT_TRY(describe_lane(layer, i, order, out, out.lanes[target.lane]));
+        } else {
+            KVRT_TRY(check_shared(layer, i, out, target.lane));
+        }
+        if (layer.window != 0) out.lanes[target.lane].evictable = false;
+        target.query_heads = layer.query_heads;
+        target.kv_heads = layer.kv_heads;
+        target.window = layer.window;
+        target.window_sinks = layer.window_sinks;
+        target.scale = layer.softmax_scale != 0.0f
+                           ? layer.softmax_scale
+                           : 1.0f / std::sqrt(static_cast<float>(layer.key_dim));
+        target.softcap = layer.logit_softcap;
+        KVRT_TRY(take_head_values(layer.sink_logits, layer.query_heads, "sink_logits", i,
+                                  next_value, target.sink_logits));
+        KVRT_TRY(take_head_values(layer.alibi_slopes, layer.query_heads, "alibi_slopes", i,
+                                  next_value, target.alibi_slopes));
+        target.rope_known = layer.rope != nullptr;
+        KVRT_TRY(describe_rope(layer.rope, layer.key_dim, i, target.rope));
+    }
+    return KV_OK;
+}
+
+}  // namespace kvrt

@@ -1,0 +1,67 @@
+// The geometry of a model, checked, as data: what kv_model says, resolved into layers, lanes and
+// block classes. A new architecture is a new description, not a new branch.
+//
+//   layer   what attends: heads, scale, window, biases. A layer that shares another's cache points
+//           to the owner's lane and stores nothing.
+//   lane    what stores: one per owning layer; has a block class and a tile layout.
+//   class   all lanes whose blocks have the same number of bytes.
+#pragma once
+
+#include <array>
+
+#include "base/host_memory.hpp"
+#include "format/tile.hpp"
+#include "memory/blocks.hpp"
+#include "model/rope.hpp"
+
+namespace kvrt {
+
+inline constexpr uint32_t max_layers = 1024;
+inline constexpr uint32_t max_heads = 1024;
+inline constexpr uint32_t min_head_dim = 32;
+inline constexpr uint32_t max_head_dim = 256;
+inline constexpr uint32_t head_dim_multiple = 8;
+
+struct layer_geometry {
+    uint32_t lane = 0;
+    bool stores = true;  ///< false: attends over another layer's lane
+    uint32_t query_heads = 0;
+    uint32_t kv_heads = 0;
+    uint32_t window = 0;
+    uint32_t window_sinks = 0;
+    float scale = 1.0f;
+    float softcap = 0.0f;
+    const float* sink_logits = nullptr;   ///< [query_heads], owned by model_geometry
+    const float* alibi_slopes = nullptr;  ///< [query_heads], owned by model_geometry
+    bool rope_known = false;              ///< the host described it (style NONE counts)
+    rope_description rope;
+};
+
+struct lane_geometry {
+    uint32_t layer = 0;
+    uint32_t class_index = 0;
+    uint32_t kv_heads = 0;
+    uint32_t window = 0;
+    uint32_t window_sinks = 0;
+    /// Policies may choose its survivors: no reader of this lane masks by a window, whose edge
+    /// would differ from head to head once sets of survivors do.
+    bool evictable = true;
+    tile_layout layout;
+};
+
+struct model_geometry {
+    uint32_t block_tokens = 16;
+    host_array<layer_geometry> layers;
+    host_array<lane_geometry> lanes;
+    std::array<block_store::class_description, max_block_classes> classes = {};
+    uint32_t class_count = 0;
+    host_array<float> head_values;  ///< sink logits and ALiBi slopes of all layers
+
+    uint32_t blocks_for(uint32_t slots) const { return ceil_divide(slots, block_tokens); }
+};
+
+/// Checks and resolves a model. Messages name the layer and the field.
+status describe_model(const kv_model* model, uint32_t block_tokens, tile_order order,
+                      host_allocator& allocator, model_geometry& out);
+
+}  // namespace kvrt

@@ -1,0 +1,53 @@
+// One round of a policy over one sequence: guards, scores, selection, compaction.
+//
+// Survivors slide forward in order until whole blocks at the end are empty, and those return.
+// Blocks that others read, or whose readers' fence has not passed, are not touched: survivors move
+// to fresh blocks instead, and the references are dropped. Keys and values move bit by bit.
+#pragma once
+
+#include "attention/attend.hpp"
+#include "retention/statistics.hpp"
+#include "sequence/cache.hpp"
+
+namespace kvrt {
+
+/// What rounds work with besides the cache. Scratch is sized for the longest sequence.
+struct retention_context {
+    statistics_store statistics;
+    host_array<uint8_t> chosen_lanes;   ///< [lanes]: the round compacts these
+    host_array<float> scores;           ///< [kv_heads * group][slot_stride]
+    host_array<float> totals;           ///< [kv_heads][slot_stride]: sums over layers
+    host_array<uint32_t> survivors;     ///< [kv_heads][slot_stride]
+    host_array<block_id> target_table;  ///< [max blocks]
+    host_array<double> phases;          ///< [lanes that differ in rotation: one at a time]
+    host_array<float> weights;          ///< [kv_heads][weight_stride]
+    uint64_t slot_stride = 0;
+    uint64_t weight_stride = 0;
+    uint64_t compactions = 0;
+    uint64_t compactions_skipped = 0;
+    returned_blocks returned;  ///< by compactions, since creation
+};
+
+struct compaction_report {
+    uint32_t outcome = KV_COMPRESS_NOTHING;
+    uint32_t layers = 0;
+    uint64_t tokens_before = 0, tokens_after = 0;
+    returned_blocks tables_before, tables_after;
+    returned_blocks returned;
+    uint64_t blocks_copied = 0;
+};
+
+status create_retention(cache& store, retention_context& context);
+
+/// Checks a policy against the model: INVALID or UNSUPPORTED.
+status check_policy(const cache& store, const kv_policy& policy);
+
+/// Would the sequence's own policy run a round at this step end?
+bool round_is_due(const cache& store, const sequence& owner);
+
+/// Errors: AGAIN (no blocks for copies), INVALID (sets of survivors have come apart further than
+/// this selection allows); nothing has changed then. Outcomes other than DONE are no errors.
+status compact_sequence(cache& store, retention_context& context, sequence& owner,
+                        const kv_policy& policy, compaction_report& report);
+
+}  // namespace kvrt

@@ -1,0 +1,222 @@
+#include "sequence/cache.hpp"
+
+#include <algorithm>
+
+namespace kvrt {
+
+void shrink_table(cache& store, sequence& owner, uint32_t lane, uint32_t keep,
+                  returned_blocks& returned) {
+    lane_state& state = owner.lanes[lane];
+    const uint32_t class_index = store.model.lanes[lane].class_index;
+    while (state.blocks > keep) {
+        const block_id id = state.table[--state.blocks];
+        if (store.blocks.drop(class_index, id, owner.last_fence, store.fences)) {
+            ++returned.blocks;
+            returned.bytes += store.blocks.block_bytes(class_index);
+        }
+    }
+}
+
+void release_sequence(cache& store, sequence& target) {
+    returned_blocks returned;
+    for (uint32_t lane = 0; lane < store.sequences.lane_count(); ++lane) {
+        shrink_table(store, target, lane, 0, returned);
+    }
+    store.sequences.close(target);
+}
+
+sequence* fork_sequence(cache& store, const sequence& parent) {
+    sequence* child = store.sequences.open();
+    if (child == nullptr) return nullptr;
+    lane_state* lanes = child->lanes;
+    const uint32_t generation = child->generation;
+    *child = parent;
+    child->lanes = lanes;
+    child->generation = generation;
+    child->in_step = false;
+    child->reserved_rows = 0;
+    child->written_rows = 0;
+    child->release_at_step_end = false;
+    child->compress_at_step_end = false;
+    child->has_deferred_policy = false;
+    for (uint32_t lane = 0; lane < store.sequences.lane_count(); ++lane) {
+        const lane_state& source = parent.lanes[lane];
+        lane_state& target = lanes[lane];
+        target.slots = source.slots;
+        target.explicit_slots = source.explicit_slots;
+        target.blocks = store.model.blocks_for(source.slots);
+        std::copy_n(source.table, target.blocks, target.table);
+        for (uint32_t i = 0; i < target.blocks; ++i) {
+            store.blocks.retain(store.model.lanes[lane].class_index, target.table[i]);
+        }
+    }
+    return child;
+}
+
+slot_positions positions_of(const cache& store, const sequence& owner, uint32_t lane,
+                            uint32_t kv_head) {
+    const lane_state& state = owner.lanes[lane];
+    slot_positions positions;
+    positions.store =
+        store.blocks.positions(store.model.lanes[lane].class_index, store.model.block_tokens);
+    positions.blocks = state.table;
+    positions.kv_head = kv_head;
+    positions.slots = state.slots;
+    positions.explicit_slots = state.explicit_slots;
+    positions.next_position = owner.next_position;
+    return positions;
+}
+
+namespace {
+
+/// Can a window lane serve queries from `position` on?
+bool window_reaches_back(const cache& store, const sequence& target, uint32_t lane,
+                         uint64_t position) {
+    const lane_geometry& geometry = store.model.lanes[lane];
+    const lane_state& state = target.lanes[lane];
+    if (geometry.window == 0 || state.slots == target.next_position) return true;  // nothing slid
+    if (position <= state.explicit_slots) return true;  // all it sees are sinks' blocks
+    const uint64_t oldest_seen =
+        position + 1 > geometry.window ? position + 1 - geometry.window : 0;
+    const uint64_t oldest_kept = target.next_position - (state.slots - state.explicit_slots);
+    return std::max<uint64_t>(oldest_seen, geometry.window_sinks) >= oldest_kept;
+}
+
+}  // namespace
+
+status truncate_sequence(cache& store, sequence& target, uint64_t tokens_seen) {
+    if (tokens_seen > target.next_position) {
+        return fail(KV_INVALID, "tokens_seen is {}, the sequence has seen {}", tokens_seen,
+                    target.next_position);
+    }
+    if (tokens_seen == target.next_position) return KV_OK;
+    const uint32_t lane_count = store.sequences.lane_count();
+    for (uint32_t lane = 0; lane < lane_count; ++lane) {
+        if (!window_reaches_back(store, target, lane, tokens_seen)) {
+            return fail(KV_NO_SNAPSHOT,
+                        "layer {}: its window has slid past what a query at position {} sees",
+                        store.model.lanes[lane].layer, tokens_seen);
+        }
+        const uint32_t keep = positions_of(store, target, lane, 0).find(tokens_seen);
+        for (uint32_t head = 1; head < store.model.lanes[lane].kv_heads; ++head) {
+            if (positions_of(store, target, lane, head).find(tokens_seen) != keep) {
+                return fail(KV_NO_SNAPSHOT,
+                            "layer {}: a compaction kept different tokens per head; going back to "
+                            "position {} would leave heads of different length",
+                            store.model.lanes[lane].layer, tokens_seen);
+            }
+        }
+    }
+    returned_blocks returned;
+    for (uint32_t lane = 0; lane < lane_count; ++lane) {
+        lane_state& state = target.lanes[lane];
+        const uint32_t keep = positions_of(store, target, lane, 0).find(tokens_seen);
+        state.slots = keep;
+        state.explicit_slots = std::min(state.explicit_slots, keep);
+        shrink_table(store, target, lane, store.model.blocks_for(keep), returned);
+    }
+    target.next_position = tokens_seen;
+    return KV_OK;
+}
+
+void slide_windows(cache& store, sequence& target, returned_blocks& returned) {
+    const uint32_t block_tokens = store.model.block_tokens;
+    for (uint32_t lane = 0; lane < store.sequences.lane_count(); ++lane) {
+        const lane_geometry& geometry = store.model.lanes[lane];
+        lane_state& state = target.lanes[lane];
+        if (geometry.window == 0 || target.next_position < geometry.window) continue;
+        // The next query sees positions from here on, and the sinks.
+        const uint64_t first_seen = target.next_position - geometry.window + 1;
+        const uint32_t front_blocks = store.model.blocks_for(geometry.window_sinks);
+        const uint32_t front_slots = front_blocks * block_tokens;
+        if (state.slots <= front_slots) continue;
+        const uint64_t tail_first = target.next_position - (state.slots - front_slots);
+        if (first_seen < tail_first + block_tokens) continue;
+        const uint32_t blocks = static_cast<uint32_t>(std::min<uint64_t>(
+            (first_seen - tail_first) / block_tokens, (state.slots - front_slots) / block_tokens));
+
+        if (state.explicit_slots < front_slots) {
+            // Until now slot = position in the front; from now on it must say so.
+            const position_store positions =
+                store.blocks.positions(geometry.class_index, block_tokens);
+            for (uint32_t slot = 0; slot < front_slots; ++slot) {
+                for (uint32_t head = 0; head < geometry.kv_heads; ++head) {
+                    positions.of(state.table[slot / block_tokens], head)[slot % block_tokens] =
+                        slot;
+                }
+            }
+            state.explicit_slots = front_slots;
+        }
+        for (uint32_t i = 0; i < blocks; ++i) {
+            if (store.blocks.drop(geometry.class_index, state.table[front_blocks + i],
+                                  target.last_fence, store.fences)) {
+                ++returned.blocks;
+                returned.bytes += store.blocks.block_bytes(geometry.class_index);
+            }
+        }
+        std::copy(state.table + front_blocks + blocks, state.table + state.blocks,
+                  state.table + front_blocks);
+        state.blocks -= blocks;
+        state.slots -= blocks * block_tokens;
+    }
+}
+
+returned_blocks table_size(const cache& store, const sequence& owner) {
+    returned_blocks size;
+    for (uint32_t lane = 0; lane < store.sequences.lane_count(); ++lane) {
+        size.blocks += owner.lanes[lane].blocks;
+        size.bytes += uint64_t{owner.lanes[lane].blocks} *
+                      store.blocks.block_bytes(store.model.lanes[lane].class_index);
+    }
+    return size;
+}
+
+namespace {
+
+status check_lane(const cache& store, const sequence& owner, uint32_t lane) {
+    const lane_state& state = owner.lanes[lane];
+    const lane_geometry& geometry = store.model.lanes[lane];
+    if (state.slots > state.blocks * store.model.block_tokens ||
+        state.explicit_slots > state.slots || state.slots > owner.next_position) {
+        return fail(KV_INTERNAL, "layer {}: {} slots ({} explicit) in {} blocks at position {}",
+                    geometry.layer, state.slots, state.explicit_slots, state.blocks,
+                    owner.next_position);
+    }
+    for (uint32_t head = 0; head < geometry.kv_heads; ++head) {
+        const slot_positions positions = positions_of(store, owner, lane, head);
+        for (uint32_t slot = 1; slot < state.slots; ++slot) {
+            if (positions.at(slot - 1) >= positions.at(slot)) {
+                return fail(KV_INTERNAL, "layer {} head {}: positions do not ascend at slot {}",
+                            geometry.layer, head, slot);
+            }
+        }
+    }
+    return KV_OK;
+}
+
+}  // namespace
+
+status check_cache(cache& store, const held_block* extra, uint64_t extra_count) {
+    host_allocator own;
+    host_array<uint32_t> expected[max_block_classes];
+    for (uint32_t c = 0; c < store.blocks.class_count(); ++c) {
+        KVRT_TRY(expected[c].allocate(own, store.blocks.blocks_in_class(c), "reference check"));
+    }
+    for (const sequence& owner : store.sequences) {
+        if (!owner.alive) continue;
+        for (uint32_t lane = 0; lane < store.sequences.lane_count(); ++lane) {
+            const uint32_t c = store.model.lanes[lane].class_index;
+            for (uint32_t i = 0; i < owner.lanes[lane].blocks; ++i) {
+                ++expected[c][store.blocks.block_index(c, owner.lanes[lane].table[i])];
+            }
+            KVRT_TRY(check_lane(store, owner, lane));
+        }
+    }
+    for (uint64_t i = 0; i < extra_count; ++i) {
+        ++expected[extra[i].class_index]
+                  [store.blocks.block_index(extra[i].class_index, extra[i].id)];
+    }
+    return store.blocks.check(expected);
+}
+
+}  // namespace kvrt

@@ -1,0 +1,67 @@
+// The stored state of a pool: geometry, blocks, sequences, fences. Steps and retention work on it.
+#pragma once
+
+#include "base/executor.hpp"
+#include "device/cpu_memory.hpp"
+#include "memory/blocks.hpp"
+#include "model/geometry.hpp"
+#include "sequence/sequence.hpp"
+
+namespace kvrt {
+
+struct cache_limits {
+    uint32_t max_sequences = 0;
+    uint32_t max_tokens_per_sequence = 0;
+    uint32_t max_step_sequences = 0;
+    uint32_t max_step_tokens = 0;
+};
+
+struct cache {
+    host_allocator allocator;  ///< first: everything below returns its memory to it
+    executor threads;
+    cpu_memory memory;
+    model_geometry model;
+    block_store blocks;
+    fence_clock fences;
+    sequence_table sequences;
+    cache_limits limits;
+};
+
+/// Blocks and bytes that went back to the allocator.
+struct returned_blocks {
+    uint64_t blocks = 0;
+    uint64_t bytes = 0;
+};
+
+/// Drops the blocks of a lane's table from index `keep` on.
+void shrink_table(cache& store, sequence& owner, uint32_t lane, uint32_t keep,
+                  returned_blocks& returned);
+
+/// Drops everything the sequence holds, and closes it.
+void release_sequence(cache& store, sequence& target);
+
+/// A child with the parent's accepted tokens; nullptr when max_sequences are alive.
+sequence* fork_sequence(cache& store, const sequence& parent);
+
+/// Forgets tokens at positions >= tokens_seen. Errors: INVALID, NO_SNAPSHOT; nothing changed then.
+status truncate_sequence(cache& store, sequence& target, uint64_t tokens_seen);
+
+/// Returns the blocks of window lanes that no later query can see.
+void slide_windows(cache& store, sequence& target, returned_blocks& returned);
+
+/// Positions of a lane's retained slots for one KV head.
+slot_positions positions_of(const cache& store, const sequence& owner, uint32_t lane,
+                            uint32_t kv_head);
+
+/// Blocks and bytes in the sequence's tables.
+returned_blocks table_size(const cache& store, const sequence& owner);
+
+/// Walks tables, references, slabs, positions. INTERNAL says what does not fit. `extra` are
+/// references held elsewhere (by open steps), as (class, id) pairs added by the caller.
+struct held_block {
+    uint32_t class_index;
+    block_id id;
+};
+status check_cache(cache& store, const held_block* extra, uint64_t extra_count);
+
+}  // namespace kvrt

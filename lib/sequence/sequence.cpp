@@ -1,0 +1,80 @@
+#include "sequence/sequence.hpp"
+
+#include <new>
+
+namespace kvrt {
+
+status sequence_table::create(host_allocator& allocator, uint32_t max_sequences,
+                              uint32_t lane_count, uint32_t max_blocks) {
+    lane_count_ = lane_count;
+    max_blocks_ = max_blocks;
+    KVRT_TRY(sequences_.allocate(allocator, max_sequences, "sequences (max_sequences)"));
+    KVRT_TRY(lanes_.allocate(allocator, uint64_t{max_sequences} * lane_count, "lanes"));
+    KVRT_TRY(tables_.allocate(allocator, uint64_t{max_sequences} * lane_count * max_blocks,
+                              "block tables (max_sequences, max_tokens_per_sequence)"));
+    for (uint32_t i = 0; i < max_sequences; ++i) {
+        new (&sequences_[i]) sequence;
+        sequences_[i].lanes = lanes_.data() + uint64_t{i} * lane_count;
+        for (uint32_t lane = 0; lane < lane_count; ++lane) {
+            sequences_[i].lanes[lane].table =
+                tables_.data() + (uint64_t{i} * lane_count + lane) * max_blocks;
+        }
+        sequences_[i].next_free = i + 1 < max_sequences ? i + 2 : 0;
+    }
+    first_free_ = max_sequences != 0 ? 1 : 0;
+    return KV_OK;
+}
+
+sequence* sequence_table::open() {
+    if (first_free_ == 0) return nullptr;
+    sequence& target = sequences_[first_free_ - 1];
+    first_free_ = target.next_free;
+    const uint32_t generation = target.generation + 1;
+    lane_state* lanes = target.lanes;
+    target = sequence{};
+    target.lanes = lanes;
+    target.generation = generation == 0 ? 1 : generation;
+    target.alive = true;
+    for (uint32_t lane = 0; lane < lane_count_; ++lane) {
+        block_id* table = lanes[lane].table;
+        lanes[lane] = lane_state{};
+        lanes[lane].table = table;
+    }
+    ++alive_;
+    return &target;
+}
+
+void sequence_table::close(sequence& target) {
+    target.alive = false;
+    target.next_free = first_free_;
+    first_free_ = index(target) + 1;
+    --alive_;
+}
+
+void sequence_table::renew_generation(sequence& target) {
+    if (++target.generation == 0) target.generation = 1;
+}
+
+sequence* sequence_table::find(kv_seq handle) {
+    const uint32_t number = static_cast<uint32_t>(handle);
+    if (number == 0 || number > sequences_.size()) return nullptr;
+    sequence& target = sequences_[number - 1];
+    const bool fits = target.alive && !target.release_at_step_end &&
+                      target.generation == static_cast<uint32_t>(handle >> 32);
+    return fits ? &target : nullptr;
+}
+
+status sequence_table::fail_stale(kv_seq handle) const {
+    const uint32_t number = static_cast<uint32_t>(handle);
+    if (number == 0 || number > sequences_.size() || handle >> 32 == 0) {
+        return fail(KV_INVALID, "seq {:#x} is no handle that kv_seq_create or kv_seq_fork gave",
+                    handle);
+    }
+    return fail(KV_STALE, "seq {:#x} was released", handle);
+}
+
+kv_seq sequence_table::handle(const sequence& source) const {
+    return static_cast<uint64_t>(source.generation) << 32 | (index(source) + 1);
+}
+
+}  // namespace kvrt

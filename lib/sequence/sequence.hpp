@@ -1,0 +1,95 @@
+// Sequences: handles, block tables, positions.
+//
+//   sequence_table   all sequences of a pool; a handle is (generation << 32 | index + 1)
+//     sequence       one request: next position, policy, pinned ranges, a lane_state per lane
+//       lane_state   block table and how many slots are retained
+//
+// Position of slot s of a lane, for a KV head:
+//   s <  explicit_slots: stored beside the block (a compaction or a window put it there)
+//   s >= explicit_slots: consecutive, ending at next_position - 1
+// Invariant: slots <= blocks * block_tokens, positions ascend with slots in every head.
+#pragma once
+
+#include "base/host_memory.hpp"
+#include "memory/blocks.hpp"
+#include "sequence/slots.hpp"
+
+namespace kvrt {
+
+inline constexpr uint64_t max_position = (uint64_t{1} << 31) - 1;  ///< exported as int32
+
+/// How far the sets of survivors of a lane's heads have come apart, by earlier compactions.
+enum class divergence : uint32_t { none = 0, heads = 1, layers_and_heads = 2 };
+
+struct lane_state {
+    block_id* table = nullptr;  ///< [max_blocks]
+    uint32_t blocks = 0;
+    uint32_t slots = 0;  ///< accepted and retained
+    uint32_t explicit_slots = 0;
+};
+
+struct sequence {
+    uint32_t generation = 0;
+    bool alive = false;
+    bool in_step = false;
+    bool release_at_step_end = false;
+    bool compress_at_step_end = false;
+    bool has_policy = false;
+    bool gathers_statistics = false;  ///< asked for by the host, whatever the policy
+    bool has_deferred_policy = false;
+    divergence sets = divergence::none;
+    uint64_t next_position = 0;
+    uint64_t last_fence = 0;          ///< number of the last step that read it
+    uint64_t tokens_since_round = 0;  ///< accepted since the last round of its policy
+    uint64_t rounds_run = 0;          ///< numbers the draws of random scorers
+    uint64_t user_data = 0;
+    uint32_t reserved_rows = 0;  ///< by the open step
+    uint32_t written_rows = 0;   ///< the open step has been asked to write, or exported slots for
+    uint32_t compactions = 0;
+    uint32_t pinned_count = 0;
+    position_range pinned[max_pinned_ranges];
+    kv_policy policy;
+    kv_policy deferred_policy;  ///< of a kv_compress inside an open step
+    lane_state* lanes = nullptr;
+    uint32_t next_free = 0;
+};
+
+class sequence_table {
+  public:
+    status create(host_allocator& allocator, uint32_t max_sequences, uint32_t lane_count,
+                  uint32_t max_blocks);
+
+    /// A sequence without tokens, or nullptr when max_sequences are alive.
+    sequence* open();
+    /// Its tables are empty already. The handle is stale from now on.
+    void close(sequence& target);
+
+    /// nullptr for a stale or invalid handle; `fail_stale` says which.
+    sequence* find(kv_seq handle);
+    status fail_stale(kv_seq handle) const;
+
+    kv_seq handle(const sequence& source) const;
+    /// Makes the present handle stale while the sequence still runs in a step.
+    void renew_generation(sequence& target);
+
+    uint32_t index(const sequence& source) const {
+        return static_cast<uint32_t>(&source - sequences_.data());
+    }
+    uint32_t alive() const { return alive_; }
+    uint32_t free() const { return static_cast<uint32_t>(sequences_.size()) - alive_; }
+    uint32_t max_blocks() const { return max_blocks_; }
+    uint32_t lane_count() const { return lane_count_; }
+    sequence* begin() { return sequences_.begin(); }
+    sequence* end() { return sequences_.end(); }
+
+  private:
+    host_array<sequence> sequences_;
+    host_array<lane_state> lanes_;
+    host_array<block_id> tables_;
+    uint32_t lane_count_ = 0;
+    uint32_t max_blocks_ = 0;
+    uint32_t first_free_ = 0;  ///< index + 1, 0: none
+    uint32_t alive_ = 0;
+};
+
+}  // namespace kvrt

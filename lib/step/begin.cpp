@@ -1,0 +1,142 @@
+// Opening a step and filling it: nothing of any sequence changes here but its in_step mark.
+#include <algorithm>
+
+#include "step/step.hpp"
+
+namespace kvrt {
+
+status create_step_context(cache& store, retention_context& retention, step_context& context) {
+    context.store = &store;
+    context.retention = &retention;
+    host_allocator& allocator = store.allocator;
+    const model_geometry& model = store.model;
+    KVRT_TRY(context.layers.allocate(allocator, model.layers.size(), "attention layers"));
+    uint64_t workspace = 0;
+    for (std::size_t i = 0; i < model.layers.size(); ++i) {
+        const layer_geometry& source = model.layers[i];
+        attend_layer& target = context.layers[i];
+        target.layout = model.lanes[source.lane].layout;
+        target.query_heads = source.query_heads;
+        target.kv_heads = source.kv_heads;
+        target.scale = source.scale;
+        target.softcap = source.softcap;
+        target.sink_logits = source.sink_logits;
+        target.alibi_slopes = source.alibi_slopes;
+        target.window = source.window;
+        target.window_sinks = source.window_sinks;
+        workspace = std::max(workspace,
+                             attend_workspace_bytes(target, store.limits.max_tokens_per_sequence));
+    }
+    // Room for several sequences at once, so that a batch of short ones runs in few waves.
+    constexpr uint64_t comfortable = uint64_t{16} << 20;
+    KVRT_TRY(context.workspace.allocate(allocator, std::max(workspace, comfortable),
+                                        "attention workspace"));
+    for (step_storage& storage : context.storage) {
+        const uint64_t items = store.limits.max_step_sequences;
+        KVRT_TRY(storage.items.allocate(allocator, items, "step items"));
+        KVRT_TRY(storage.undo.allocate(allocator, items * model.lanes.size(), "step undo"));
+        KVRT_TRY(storage.attend_items.allocate(allocator, items, "step items"));
+        KVRT_TRY(storage.write_items.allocate(allocator, items, "step items"));
+        KVRT_TRY(storage.lane_written.allocate(allocator, model.lanes.size(), "step lanes"));
+        KVRT_TRY(storage.lane_exported.allocate(allocator, model.lanes.size(), "step lanes"));
+    }
+    return KV_OK;
+}
+
+status step_begin(step_context& context, step& target) {
+    fence_clock& fences = context.store->fences;
+    for (uint32_t place = 0; place < max_open_steps; ++place) {
+        if (fences.open[place] != 0) continue;
+        target = step{};
+        target.context = &context;
+        target.place = place;
+        target.arrays = &context.storage[place];
+        target.state = step_state::building;
+        target.number = ++fences.last_begun;
+        fences.open[place] = target.number;
+        std::fill(target.arrays->lane_written.begin(), target.arrays->lane_written.end(),
+                  uint8_t{0});
+        std::fill(target.arrays->lane_exported.begin(), target.arrays->lane_exported.end(),
+                  uint8_t{0});
+        context.store->blocks.collect(fences);
+        return KV_OK;
+    }
+    return fail(KV_LIMIT, "{} steps are open: end or cancel one first", max_open_steps);
+}
+
+status expect_state(const step& target, step_state wanted, const char* verb) {
+    if (target.state == wanted) return KV_OK;
+    switch (target.state) {
+        case step_state::closed:
+            return fail(KV_INVALID, "{}: the step was ended or cancelled", verb);
+        case step_state::building:
+            return fail(KV_INVALID, "{}: call kv_step_reserve first", verb);
+        default:
+            return fail(KV_INVALID, "{}: the step is reserved already", verb);
+    }
+}
+
+step_item* find_item(step& target, kv_seq handle) {
+    for (uint32_t i = 0; i < target.item_count; ++i) {
+        if (target.arrays->items[i].handle == handle) return &target.arrays->items[i];
+    }
+    return nullptr;
+}
+
+status step_append(step& target, sequence& owner, kv_seq handle, uint32_t count,
+                   kv_append_info* info) {
+    KVRT_TRY(expect_state(target, step_state::building, "kv_seq_append"));
+    const cache_limits& limits = target.context->store->limits;
+    if (owner.in_step) return fail(KV_INVALID, "seq {:#x} is in an open step already", handle);
+    if (count == 0) return fail(KV_INVALID, "count is 0: append at least one token");
+    if (target.item_count == limits.max_step_sequences) {
+        return fail(KV_LIMIT, "the step holds max_step_sequences = {} sequences",
+                    limits.max_step_sequences);
+    }
+    if (count > limits.max_step_tokens - target.rows) {
+        return fail(KV_LIMIT, "{} tokens and {} more exceed max_step_tokens = {}", target.rows,
+                    count, limits.max_step_tokens);
+    }
+    step_item& item = target.arrays->items[target.item_count];
+    item = {&owner, handle, target.rows, count, count};
+    if (info != nullptr) {
+        info->first_position = owner.next_position;
+        info->item = target.item_count;
+        info->first_row = target.rows;
+    }
+    owner.in_step = true;
+    ++target.item_count;
+    target.rows += count;
+    return KV_OK;
+}
+
+status step_remove(step& target, kv_seq handle) {
+    KVRT_TRY(expect_state(target, step_state::building, "kv_step_remove"));
+    step_item* item = find_item(target, handle);
+    if (item == nullptr) return fail(KV_INVALID, "seq {:#x} is not in this step", handle);
+    item->owner->in_step = false;
+    step_item* items = target.arrays->items.data();
+    const uint32_t index = static_cast<uint32_t>(item - items);
+    std::copy(items + index + 1, items + target.item_count, items + index);
+    --target.item_count;
+    target.rows = 0;
+    for (uint32_t i = 0; i < target.item_count; ++i) {
+        items[i].first_row = target.rows;
+        target.rows += items[i].rows;
+    }
+    return KV_OK;
+}
+
+status step_accept(step& target, kv_seq handle, uint32_t count) {
+    KVRT_TRY(expect_state(target, step_state::reserved, "kv_step_accept"));
+    step_item* item = find_item(target, handle);
+    if (item == nullptr) return fail(KV_INVALID, "seq {:#x} is not in this step", handle);
+    if (count > item->rows) {
+        return fail(KV_INVALID, "count is {}, the sequence appended {} tokens in this step", count,
+                    item->rows);
+    }
+    item->accepted = count;
+    return KV_OK;
+}
+
+}  // namespace kvrt

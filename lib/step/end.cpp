@@ -1,0 +1,147 @@
+// Ending a step: the one ordered point where lengths and tables of its sequences change.
+#include "step/step.hpp"
+#include "step/undo.hpp"
+
+namespace kvrt {
+
+void undo_lanes(step& target, uint32_t item_index, uint32_t lane_count) {
+    cache& store = *target.context->store;
+    sequence& owner = *target.arrays->items[item_index].owner;
+    for (uint32_t lane = 0; lane < lane_count; ++lane) {
+        const lane_undo& undo = target.arrays->undo[item_index * store.model.lanes.size() + lane];
+        const uint32_t class_index = store.model.lanes[lane].class_index;
+        lane_state& state = owner.lanes[lane];
+        while (state.blocks > undo.blocks_before) {
+            store.blocks.take_back(class_index, state.table[--state.blocks], target.number,
+                                   store.fences);
+        }
+        if (undo.replaced != no_block) {
+            store.blocks.take_back(class_index, state.table[state.blocks - 1], target.number,
+                                   store.fences);
+            state.table[state.blocks - 1] = undo.replaced;
+        }
+    }
+    owner.reserved_rows = 0;
+    owner.written_rows = 0;
+}
+
+namespace {
+
+void close(step& target) {
+    cache& store = *target.context->store;
+    store.fences.open[target.place] = 0;
+    target.state = step_state::closed;
+}
+
+/// Accepted tokens become part of the sequence; blocks behind them go back.
+void settle_item(step& target, uint32_t item_index, kv_step_report& report) {
+    cache& store = *target.context->store;
+    const step_item& item = target.arrays->items[item_index];
+    sequence& owner = *item.owner;
+    returned_blocks rolled_back;
+    for (uint32_t lane = 0; lane < store.model.lanes.size(); ++lane) {
+        const lane_undo& undo = target.arrays->undo[item_index * store.model.lanes.size() + lane];
+        if (undo.replaced != no_block) {
+            store.blocks.drop(store.model.lanes[lane].class_index, undo.replaced, target.number,
+                              store.fences);
+        }
+        lane_state& state = owner.lanes[lane];
+        state.slots += item.accepted;
+        shrink_table(store, owner, lane, store.model.blocks_for(state.slots), rolled_back);
+    }
+    owner.next_position += item.accepted;
+    owner.tokens_since_round += item.accepted;
+    owner.reserved_rows = 0;
+    owner.written_rows = 0;
+    owner.in_step = false;
+    commit_statistics(store, target.context->retention->statistics, store.sequences.index(owner));
+    report.accepted_tokens += item.accepted;
+
+    returned_blocks slid;
+    slide_windows(store, owner, slid);
+    report.window_blocks_returned += slid.blocks;
+    report.blocks_returned += slid.blocks + rolled_back.blocks;
+    report.bytes_returned += slid.bytes + rolled_back.bytes;
+}
+
+void run_round(step& target, sequence& owner, const kv_policy& policy, kv_step_report& report) {
+    compaction_report round;
+    const status verdict =
+        compact_sequence(*target.context->store, *target.context->retention, owner, policy, round);
+    if (verdict < 0 || round.outcome != KV_COMPRESS_DONE) {
+        ++report.compactions_skipped;
+        return;
+    }
+    ++report.compactions;
+    report.blocks_returned += round.returned.blocks;
+    report.bytes_returned += round.returned.bytes;
+}
+
+void run_policies(step& target, sequence& owner, kv_step_report& report) {
+    if (owner.compress_at_step_end) {
+        owner.compress_at_step_end = false;
+        const kv_policy policy = owner.has_deferred_policy ? owner.deferred_policy : owner.policy;
+        owner.has_deferred_policy = false;
+        run_round(target, owner, policy, report);
+    } else if (owner.has_policy && round_is_due(*target.context->store, owner)) {
+        run_round(target, owner, owner.policy, report);
+    }
+}
+
+status check_written(const step& target) {
+    const cache& store = *target.context->store;
+    for (uint32_t lane = 0; lane < store.model.lanes.size(); ++lane) {
+        if (target.arrays->lane_written[lane] == 0 && target.arrays->lane_exported[lane] == 0) {
+            return fail(KV_INVALID,
+                        "kv_step_end: layer {} was neither written nor exported in this step; the "
+                        "step is cancelled",
+                        store.model.lanes[lane].layer);
+        }
+    }
+    return KV_OK;
+}
+
+}  // namespace
+
+status step_end(step& target, kv_step_report& report) {
+    status verdict = expect_state(target, step_state::reserved, "kv_step_end");
+    if (verdict == KV_OK) verdict = check_written(target);
+    if (verdict < 0) {
+        step_cancel(target);
+        return verdict;
+    }
+    cache& store = *target.context->store;
+    report.fence = target.number;
+    close(target);  // this device's readers are done; host fences are passed by the host
+    for (uint32_t i = 0; i < target.item_count; ++i) settle_item(target, i, report);
+    for (uint32_t i = 0; i < target.item_count; ++i) {
+        sequence& owner = *target.arrays->items[i].owner;
+        if (owner.release_at_step_end) {
+            release_sequence(store, owner);
+        } else {
+            run_policies(target, owner, report);
+        }
+    }
+    store.blocks.collect(store.fences);
+    return KV_OK;
+}
+
+void step_cancel(step& target) {
+    if (target.state == step_state::closed) return;
+    cache& store = *target.context->store;
+    const bool reserved = target.state == step_state::reserved;
+    close(target);
+    for (uint32_t i = target.item_count; i-- > 0;) {
+        sequence& owner = *target.arrays->items[i].owner;
+        if (reserved) undo_lanes(target, i, static_cast<uint32_t>(store.model.lanes.size()));
+        discard_statistics(store, target.context->retention->statistics,
+                           store.sequences.index(owner));
+        owner.in_step = false;
+        owner.compress_at_step_end = false;
+        owner.has_deferred_policy = false;
+        if (owner.release_at_step_end) release_sequence(store, owner);
+    }
+    store.blocks.collect(store.fences);
+}
+
+}  // namespace kvrt

@@ -1,0 +1,203 @@
+// Export of block tables, slot maps and lengths for engines with their own kernels.
+#include <algorithm>
+#include <numeric>
+
+#include "step/step.hpp"
+
+namespace kvrt {
+
+namespace {
+
+/// An exported id counts units of the largest power of two that divides every block's place.
+uint32_t units_per_id(const block_store& blocks, uint32_t class_index) {
+    return std::gcd(blocks.units_per_block(class_index), units_per_slab);
+}
+
+struct exporter {
+    const step& source;
+    const cache& store;
+    const lane_geometry& lane;
+    uint32_t lane_index;
+    kv_tables& tables;
+
+    const lane_state& state(uint32_t item) const {
+        return source.arrays->items[item].owner->lanes[lane_index];
+    }
+    uint32_t slots(uint32_t item) const {
+        return state(item).slots + source.arrays->items[item].rows;
+    }
+    uint32_t block_count(uint32_t item) const { return store.model.blocks_for(slots(item)); }
+};
+
+void describe(const exporter& from) {
+    kv_tables& tables = from.tables;
+    const tile_layout& layout = from.lane.layout;
+    tables.item_count = from.source.item_count;
+    tables.token_count = from.source.rows;
+    tables.max_blocks = 0;
+    tables.indices_count = 0;
+    tables.slot_positions_count = 0;
+    for (uint32_t i = 0; i < from.source.item_count; ++i) {
+        tables.max_blocks = std::max(tables.max_blocks, from.block_count(i));
+        tables.indices_count += from.block_count(i);
+        tables.slot_positions_count += uint64_t{from.slots(i)} * layout.kv_heads;
+    }
+    tables.layout = static_cast<uint32_t>(layout.order);
+    tables.key_format = static_cast<uint32_t>(layout.keys.type);
+    tables.value_format = static_cast<uint32_t>(layout.values.type);
+    tables.block_tokens = layout.block_tokens;
+    tables.slot_group = slot_group;
+    tables.base = from.store.blocks.arena();
+    tables.block_stride =
+        int64_t{units_per_id(from.store.blocks, from.lane.class_index)} * block_unit;
+    tables.block_bytes = layout.block_bytes;
+    tables.key_offset = layout.keys.offset;
+    tables.value_offset = layout.values.offset;
+    tables.key_stride_group = layout.keys.group_stride;
+    tables.key_stride_slot = layout.keys.slot_stride;
+    tables.key_stride_head = layout.keys.head_stride;
+    tables.key_stride_dim = layout.keys.dim_stride;
+    tables.value_stride_group = layout.values.group_stride;
+    tables.value_stride_slot = layout.values.slot_stride;
+    tables.value_stride_head = layout.values.head_stride;
+    tables.value_stride_dim = layout.values.dim_stride;
+    tables.key_scales = nullptr;
+    tables.value_scales = nullptr;
+}
+
+status check_capacities(const exporter& from) {
+    const kv_tables& tables = from.tables;
+    const auto check = [](bool wanted, const char* name, uint64_t needed,
+                          uint64_t capacity) -> status {
+        if (!wanted || needed <= capacity) return KV_OK;
+        return fail(KV_LIMIT, "tables: {} holds {} elements, {} are needed", name, capacity,
+                    needed);
+    };
+    const bool by_item = tables.indptr != nullptr || tables.last_page_len != nullptr ||
+                         tables.query_start != nullptr || tables.kv_len != nullptr ||
+                         tables.slot_indptr != nullptr;
+    const bool by_token = tables.slot_mapping != nullptr || tables.positions != nullptr;
+    KVRT_TRY(check(by_item, "item_capacity", tables.item_count, tables.item_capacity));
+    KVRT_TRY(check(by_token, "token_capacity", tables.token_count, tables.token_capacity));
+    KVRT_TRY(check(tables.indices != nullptr, "indices_capacity", tables.indices_count,
+                   tables.indices_capacity));
+    KVRT_TRY(check(tables.slot_positions != nullptr, "slot_positions_capacity",
+                   tables.slot_positions_count, tables.slot_positions_capacity));
+    if (tables.block_table == nullptr) return KV_OK;
+    KVRT_TRY(check(true, "block_table_stride", tables.max_blocks, tables.block_table_stride));
+    uint64_t needed = 0;
+    if (!checked_multiply(tables.block_table_stride, tables.item_count, needed)) {
+        return fail(KV_LIMIT, "tables: block_table_stride {} is out of reach",
+                    tables.block_table_stride);
+    }
+    return check(true, "block_table_capacity", needed, tables.block_table_capacity);
+}
+
+void fill_blocks(const exporter& from) {
+    const kv_tables& tables = from.tables;
+    const uint32_t units = units_per_id(from.store.blocks, from.lane.class_index);
+    int32_t next_index = 0;
+    for (uint32_t i = 0; i < tables.item_count; ++i) {
+        const uint32_t blocks = from.block_count(i);
+        const block_id* table = from.state(i).table;
+        if (tables.indptr != nullptr) tables.indptr[i] = next_index;
+        if (tables.last_page_len != nullptr) {
+            tables.last_page_len[i] =
+                static_cast<int32_t>(from.slots(i) - (blocks - 1) * from.store.model.block_tokens);
+        }
+        for (uint32_t b = 0; b < blocks; ++b) {
+            const int32_t id = static_cast<int32_t>(table[b] / units);
+            if (tables.indices != nullptr) tables.indices[next_index] = id;
+            if (tables.block_table != nullptr) {
+                tables.block_table[i * tables.block_table_stride + b] = id;
+            }
+            ++next_index;
+        }
+        if (tables.block_table != nullptr) {
+            int32_t* row = tables.block_table + i * tables.block_table_stride;
+            std::fill(row + blocks, row + tables.block_table_stride, -1);
+        }
+    }
+    if (tables.indptr != nullptr) tables.indptr[tables.item_count] = next_index;
+}
+
+void fill_tokens(const exporter& from) {
+    const kv_tables& tables = from.tables;
+    const uint32_t units = units_per_id(from.store.blocks, from.lane.class_index);
+    const uint32_t block_tokens = from.store.model.block_tokens;
+    for (uint32_t i = 0; i < tables.item_count; ++i) {
+        const step_item& item = from.source.arrays->items[i];
+        if (tables.query_start != nullptr) {
+            tables.query_start[i] = static_cast<int32_t>(item.first_row);
+        }
+        if (tables.kv_len != nullptr) tables.kv_len[i] = static_cast<int32_t>(from.slots(i));
+        for (uint32_t r = 0; r < item.rows; ++r) {
+            const uint32_t slot = from.state(i).slots + r;
+            if (tables.slot_mapping != nullptr) {
+                tables.slot_mapping[item.first_row + r] =
+                    int64_t{from.state(i).table[slot / block_tokens] / units} * block_tokens +
+                    slot % block_tokens;
+            }
+            if (tables.positions != nullptr) {
+                tables.positions[item.first_row + r] =
+                    static_cast<int32_t>(item.owner->next_position + r);
+            }
+        }
+    }
+    if (tables.query_start != nullptr) {
+        tables.query_start[tables.item_count] = static_cast<int32_t>(tables.token_count);
+    }
+}
+
+void fill_slot_positions(const exporter& from) {
+    const kv_tables& tables = from.tables;
+    const uint64_t per_head =
+        from.lane.kv_heads == 0 ? 0 : tables.slot_positions_count / from.lane.kv_heads;
+    uint64_t next_slot = 0;
+    for (uint32_t i = 0; i < tables.item_count; ++i) {
+        if (tables.slot_indptr != nullptr) tables.slot_indptr[i] = static_cast<int32_t>(next_slot);
+        if (tables.slot_positions != nullptr) {
+            const step_item& item = from.source.arrays->items[i];
+            for (uint32_t head = 0; head < from.lane.kv_heads; ++head) {
+                slot_positions positions =
+                    positions_of(from.store, *item.owner, from.lane_index, head);
+                positions.slots += item.rows;
+                positions.next_position += item.rows;
+                int32_t* target = tables.slot_positions + head * per_head + next_slot;
+                for (uint32_t slot = 0; slot < from.slots(i); ++slot) {
+                    target[slot] = static_cast<int32_t>(positions.at(slot));
+                }
+            }
+        }
+        next_slot += from.slots(i);
+    }
+    if (tables.slot_indptr != nullptr) {
+        tables.slot_indptr[tables.item_count] = static_cast<int32_t>(next_slot);
+    }
+}
+
+}  // namespace
+
+status step_export(step& target, uint32_t layer, kv_tables& tables) {
+    KVRT_TRY(expect_state(target, step_state::reserved, "kv_step_export"));
+    const cache& store = *target.context->store;
+    if (layer >= store.model.layers.size()) {
+        return fail(KV_INVALID, "layer {} of a model of {} layers", layer,
+                    store.model.layers.size());
+    }
+    const uint32_t lane = store.model.layers[layer].lane;
+    const exporter from{target, store, store.model.lanes[lane], lane, tables};
+    describe(from);
+    KVRT_TRY(check_capacities(from));
+    fill_blocks(from);
+    fill_tokens(from);
+    fill_slot_positions(from);
+    target.arrays->lane_exported[lane] = 1;
+    for (uint32_t i = 0; i < target.item_count; ++i) {
+        step_item& item = target.arrays->items[i];
+        item.owner->written_rows = item.rows;
+    }
+    return KV_OK;
+}
+
+}  // namespace kvrt

@@ -1,0 +1,160 @@
+// Reserve: slots for everything appended, all blocks or none. First it only counts; from the moment
+// it allocates, nothing can fail but the device, and then everything is undone.
+#include <algorithm>
+
+#include "format/move.hpp"
+#include "step/step.hpp"
+#include "step/undo.hpp"
+
+namespace kvrt {
+
+namespace {
+
+struct lane_need {
+    uint32_t new_blocks = 0;
+    bool copy_tail = false;  ///< others read the partly filled tail block
+};
+
+lane_need need_of(const cache& store, const step_item& item, uint32_t lane) {
+    const lane_state& state = item.owner->lanes[lane];
+    lane_need need;
+    need.new_blocks = store.model.blocks_for(state.slots + item.rows) - state.blocks;
+    need.copy_tail = state.slots % store.model.block_tokens != 0 &&
+                     store.blocks.references(store.model.lanes[lane].class_index,
+                                             state.table[state.blocks - 1]) > 1;
+    return need;
+}
+
+/// Checks one item against limits and the size of the pool; adds what it needs now.
+status count_item(const cache& store, const step_item& item, uint64_t* needed) {
+    if (item.owner->next_position + item.rows > max_position) {
+        return fail(KV_LIMIT, "seq {:#x} would pass position {}", item.handle, max_position);
+    }
+    uint64_t whole[max_block_classes] = {};
+    for (uint32_t lane = 0; lane < store.model.lanes.size(); ++lane) {
+        const uint64_t slots = uint64_t{item.owner->lanes[lane].slots} + item.rows;
+        if (slots > store.limits.max_tokens_per_sequence) {
+            return fail(KV_LIMIT,
+                        "seq {:#x} would retain {} tokens, max_tokens_per_sequence is {}: compress "
+                        "it or append less",
+                        item.handle, slots, store.limits.max_tokens_per_sequence);
+        }
+        const uint32_t class_index = store.model.lanes[lane].class_index;
+        const lane_need need = need_of(store, item, lane);
+        needed[class_index] += need.new_blocks + (need.copy_tail ? 1 : 0);
+        whole[class_index] += store.model.blocks_for(static_cast<uint32_t>(slots));
+    }
+    if (!store.blocks.could_ever_allocate(whole)) {
+        return fail(KV_TOO_LARGE,
+                    "seq {:#x} with {} more tokens is larger than the pool's {} bytes", item.handle,
+                    item.rows, store.blocks.slab_count() * slab_bytes);
+    }
+    return KV_OK;
+}
+
+void fill_report(const cache& store, const uint64_t* needed, kv_reserve_report& report) {
+    report.need_blocks = 0;
+    report.need_bytes = 0;
+    for (uint32_t c = 0; c < store.blocks.class_count(); ++c) {
+        report.need_blocks += needed[c];
+        report.need_bytes += needed[c] * store.blocks.block_bytes(c);
+    }
+    report.free_bytes_now = store.blocks.free_bytes(false);
+    report.free_bytes_after_fence = store.blocks.free_bytes(true);
+}
+
+/// Which items fit, in order; the status of the worst. Statuses go to the report's array.
+status judge_items(const step& target, uint64_t* needed, kv_reserve_report& report) {
+    const cache& store = *target.context->store;
+    uint64_t fitting[max_block_classes] = {};
+    status worst = KV_OK;
+    bool all_so_far = true;
+    report.items_that_fit = 0;
+    for (uint32_t i = 0; i < target.item_count; ++i) {
+        uint64_t mine[max_block_classes] = {};
+        status verdict = count_item(store, target.arrays->items[i], mine);
+        for (uint32_t c = 0; c < max_block_classes; ++c) {
+            needed[c] += mine[c];
+            mine[c] += fitting[c];
+        }
+        if (verdict == KV_OK && !store.blocks.can_allocate(mine, false)) verdict = KV_AGAIN;
+        if (verdict == KV_OK) std::copy(mine, mine + max_block_classes, fitting);
+        if (report.item_statuses != nullptr && i < report.item_status_capacity) {
+            report.item_statuses[i] = verdict;
+        }
+        all_so_far = all_so_far && verdict == KV_OK;
+        if (all_so_far) report.items_that_fit = i + 1;
+        // An item that can never fit outranks one that must wait.
+        if (worst == KV_OK || (worst == KV_AGAIN && verdict != KV_OK)) worst = verdict;
+    }
+    return worst;
+}
+
+bool grow_lane(step& target, uint32_t item_index, uint32_t lane) {
+    cache& store = *target.context->store;
+    const step_item& item = target.arrays->items[item_index];
+    const lane_geometry& geometry = store.model.lanes[lane];
+    lane_state& state = item.owner->lanes[lane];
+    lane_undo& undo = target.arrays->undo[item_index * store.model.lanes.size() + lane];
+    const lane_need need = need_of(store, item, lane);
+    undo = {state.blocks, no_block};
+    if (need.copy_tail) {
+        const block_id copy = store.blocks.allocate(geometry.class_index);
+        if (copy == no_block) return false;
+        const block_id shared = state.table[state.blocks - 1];
+        const uint32_t first_slot = (state.blocks - 1) * store.model.block_tokens;
+        copy_block_slots(geometry.layout, store.blocks.arena(), shared, copy,
+                         state.slots - first_slot);
+        const position_store positions =
+            store.blocks.positions(geometry.class_index, store.model.block_tokens);
+        std::copy_n(positions.of(shared, 0), geometry.kv_heads * store.model.block_tokens,
+                    positions.of(copy, 0));
+        undo.replaced = shared;
+        state.table[state.blocks - 1] = copy;
+    }
+    for (uint32_t i = 0; i < need.new_blocks; ++i) {
+        const block_id id = store.blocks.allocate(geometry.class_index);
+        if (id == no_block) return false;
+        state.table[state.blocks++] = id;
+    }
+    return true;
+}
+
+}  // namespace
+
+status step_reserve(step& target, kv_reserve_report& report) {
+    KVRT_TRY(expect_state(target, step_state::building, "kv_step_reserve"));
+    if (target.item_count == 0) {
+        return fail(KV_INVALID, "kv_step_reserve: nothing was appended to the step");
+    }
+    cache& store = *target.context->store;
+    store.blocks.collect(store.fences);
+    uint64_t needed[max_block_classes] = {};
+    const status verdict = judge_items(target, needed, report);
+    fill_report(store, needed, report);
+    if (verdict == KV_AGAIN) {
+        return fail(KV_AGAIN,
+                    "the step needs {} blocks ({} bytes), {} bytes are free now and {} after the "
+                    "fences: release, compress or remove sequences",
+                    report.need_blocks, report.need_bytes, report.free_bytes_now,
+                    report.free_bytes_after_fence);
+    }
+    if (verdict < 0) return verdict;
+
+    const uint32_t lanes = static_cast<uint32_t>(store.model.lanes.size());
+    for (uint32_t i = 0; i < target.item_count; ++i) {
+        step_item& item = target.arrays->items[i];
+        item.owner->last_fence = target.number;
+        for (uint32_t lane = 0; lane < lanes; ++lane) {
+            if (grow_lane(target, i, lane)) continue;
+            undo_lanes(target, i, lane + 1);
+            for (uint32_t done = i; done-- > 0;) undo_lanes(target, done, lanes);
+            return fail(KV_DEVICE, "the device has no memory behind a free slab of the arena");
+        }
+        item.owner->reserved_rows = item.rows;
+    }
+    target.state = step_state::reserved;
+    return KV_OK;
+}
+
+}  // namespace kvrt

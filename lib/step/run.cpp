@@ -1,0 +1,132 @@
+// Write and attend: the caller's tensors are checked once, then the kernels run.
+#include "base/sized_struct.hpp"
+#include "format/element.hpp"
+#include "step/step.hpp"
+
+namespace kvrt {
+
+namespace {
+
+constexpr int64_t max_stride = int64_t{1} << 40;
+
+/// Checks a tensor of [rows, heads, dim] and resolves dense strides.
+status view_tensor(const kv_tensor* tensor, const char* name, uint64_t rows, uint64_t heads,
+                   uint64_t dim, tensor_view& view) {
+    kv_tensor local;
+    KVRT_TRY(adopt(tensor, 0, name, local));
+    if (local.data == nullptr) return fail(KV_INVALID, "{}: data is NULL", name);
+    if (local.dtype < KV_DTYPE_F32 || local.dtype > KV_DTYPE_BF16) {
+        return fail(KV_INVALID, "{}: dtype {} is not KV_DTYPE_F32, F16 or BF16", name, local.dtype);
+    }
+    if (local.rows != rows || local.heads != heads || local.dim != dim) {
+        return fail(KV_INVALID, "{} is [{}, {}, {}], this step and layer need [{}, {}, {}]", name,
+                    local.rows, local.heads, local.dim, rows, heads, dim);
+    }
+    view.data = static_cast<std::byte*>(local.data);
+    view.type = static_cast<element>(local.dtype);
+    if (reinterpret_cast<uintptr_t>(view.data) % element_bytes(view.type) != 0) {
+        return fail(KV_INVALID, "{}: data is not aligned to its {}-byte elements", name,
+                    element_bytes(view.type));
+    }
+    if (local.row_stride == 0 && local.head_stride == 0 && local.dim_stride == 0) {
+        local.dim_stride = 1;
+        local.head_stride = static_cast<int64_t>(dim);
+        local.row_stride = static_cast<int64_t>(heads * dim);
+    }
+    for (const int64_t stride : {local.row_stride, local.head_stride, local.dim_stride}) {
+        if (stride > max_stride || stride < -max_stride) {
+            return fail(KV_INVALID, "{}: a stride of {} elements is out of reach", name, stride);
+        }
+    }
+    view.row_stride = local.row_stride;
+    view.head_stride = local.head_stride;
+    view.dim_stride = local.dim_stride;
+    return KV_OK;
+}
+
+status check_layer_index(const step& target, uint32_t layer) {
+    const std::size_t count = target.context->store->model.layers.size();
+    if (layer < count) return KV_OK;
+    return fail(KV_INVALID, "layer {} of a model of {} layers", layer, count);
+}
+
+}  // namespace
+
+status step_write(step& target, uint32_t layer, const kv_tensor* keys, const kv_tensor* values) {
+    KVRT_TRY(expect_state(target, step_state::reserved, "kv_write"));
+    KVRT_TRY(check_layer_index(target, layer));
+    cache& store = *target.context->store;
+    const layer_geometry& geometry = store.model.layers[layer];
+    if (!geometry.stores) {
+        return fail(KV_INVALID, "layer {} attends over the cache of layer {}: it writes nothing",
+                    layer, store.model.lanes[geometry.lane].layer);
+    }
+    const tile_layout& layout = store.model.lanes[geometry.lane].layout;
+    tensor_view key_view;
+    tensor_view value_view;
+    KVRT_TRY(view_tensor(keys, "keys (kv_tensor)", target.rows, layout.kv_heads, layout.keys.dim,
+                         key_view));
+    KVRT_TRY(view_tensor(values, "values (kv_tensor)", target.rows, layout.kv_heads,
+                         layout.values.dim, value_view));
+    for (uint32_t i = 0; i < target.item_count; ++i) {
+        const step_item& item = target.arrays->items[i];
+        const lane_state& state = item.owner->lanes[geometry.lane];
+        target.arrays->write_items[i] = {state.table, state.slots, item.first_row, item.rows};
+        item.owner->written_rows = item.rows;
+    }
+    write_rows(layout, store.blocks.arena(), target.arrays->write_items.data(), target.item_count,
+               key_view, value_view, store.threads);
+    target.arrays->lane_written[geometry.lane] = 1;
+    return KV_OK;
+}
+
+status step_attend(step& target, uint32_t layer, const kv_tensor* queries, const kv_tensor* out,
+                   const kv_attend_options& options) {
+    KVRT_TRY(expect_state(target, step_state::reserved, "kv_attend"));
+    KVRT_TRY(check_layer_index(target, layer));
+    cache& store = *target.context->store;
+    const layer_geometry& geometry = store.model.layers[layer];
+    const lane_geometry& lane = store.model.lanes[geometry.lane];
+    if (target.arrays->lane_written[geometry.lane] == 0 &&
+        target.arrays->lane_exported[geometry.lane] == 0) {
+        return fail(KV_INVALID, "layer {}: kv_write of layer {} comes first", layer, lane.layer);
+    }
+    attend_call call;
+    KVRT_TRY(view_tensor(queries, "queries (kv_tensor)", target.rows, geometry.query_heads,
+                         lane.layout.keys.dim, call.queries));
+    KVRT_TRY(view_tensor(out, "out (kv_tensor)", target.rows, geometry.query_heads,
+                         lane.layout.values.dim, call.out));
+    call.layer = &target.context->layers[layer];
+    call.arena = store.blocks.arena();
+    call.positions = store.blocks.positions(lane.class_index, store.model.block_tokens);
+    call.log_sum_exp = options.log_sum_exp;
+    call.workspace = target.context->workspace.data();
+    call.workspace_bytes = target.context->workspace.size();
+    for (uint32_t i = 0; i < target.item_count; ++i) {
+        const step_item& item = target.arrays->items[i];
+        const lane_state& state = item.owner->lanes[geometry.lane];
+        attend_item& row_set = target.arrays->attend_items[i];
+        row_set.blocks = state.table;
+        row_set.first_row = item.first_row;
+        row_set.rows = item.rows;
+        row_set.slots = state.slots + item.rows;
+        row_set.explicit_slots = state.explicit_slots;
+        row_set.window_first = int64_t{state.slots} - int64_t{geometry.window} + 1;
+        row_set.next_position = item.owner->next_position + item.rows;
+    }
+    call.items = target.arrays->attend_items.data();
+    call.item_count = target.item_count;
+    attend(call, store.threads);
+
+    if ((options.flags & KV_ATTEND_NO_STATISTICS) != 0) return KV_OK;
+    statistics_store& statistics = target.context->retention->statistics;
+    for (uint32_t i = 0; i < target.item_count; ++i) {
+        const step_item& item = target.arrays->items[i];
+        if (!gathers(statistics, *item.owner)) continue;
+        gather_queries(store, statistics, store.sequences.index(*item.owner), layer, call.queries,
+                       item.first_row, item.rows, item.owner->next_position);
+    }
+    return KV_OK;
+}
+
+}  // namespace kvrt

@@ -1,0 +1,90 @@
+// The step: one forward pass over a batch, as a transaction.
+//
+//   building   append, remove                       nothing of any sequence has changed
+//   reserved   write, attend, export, accept        tables have grown; lane_undo says how to shrink
+//   closed     after end or cancel
+//
+// A sequence's lengths change at step end alone. Steps are few (two open at once), so their arrays
+// are allocated once per place and used again.
+#pragma once
+
+#include "attention/attend.hpp"
+#include "format/encode.hpp"
+#include "retention/compact.hpp"
+#include "sequence/cache.hpp"
+
+namespace kvrt {
+
+inline constexpr uint32_t max_open_steps = 2;
+
+enum class step_state : uint32_t { closed, building, reserved };
+
+struct step_item {
+    sequence* owner = nullptr;
+    kv_seq handle = 0;
+    uint32_t first_row = 0;
+    uint32_t rows = 0;
+    uint32_t accepted = 0;
+};
+
+/// What reserve did to one lane of one item.
+struct lane_undo {
+    uint32_t blocks_before = 0;
+    /// A shared, partly filled tail block that was copied: still referenced, until end or cancel.
+    block_id replaced = no_block;
+};
+
+/// The arrays of one open step.
+struct step_storage {
+    host_array<step_item> items;           ///< [max_step_sequences]
+    host_array<lane_undo> undo;            ///< [max_step_sequences, lanes]
+    host_array<attend_item> attend_items;  ///< [max_step_sequences]
+    host_array<write_item> write_items;    ///< [max_step_sequences]
+    host_array<uint8_t> lane_written;      ///< [lanes], by kv_write
+    host_array<uint8_t> lane_exported;     ///< [lanes]: the host's kernels may have written
+};
+
+/// What all steps of a pool work with.
+struct step_context {
+    cache* store = nullptr;
+    retention_context* retention = nullptr;
+    host_array<attend_layer> layers;
+    host_array<std::byte> workspace;  ///< of attention
+    step_storage storage[max_open_steps];
+};
+
+status create_step_context(cache& store, retention_context& retention, step_context& context);
+
+struct step {
+    step_context* context = nullptr;
+    step_storage* arrays = nullptr;
+    step_state state = step_state::closed;
+    uint64_t number = 0;  ///< its fence
+    uint32_t place = 0;   ///< which storage
+    uint32_t item_count = 0;
+    uint32_t rows = 0;
+};
+
+/// Opens `target`. LIMIT when two are open.
+status step_begin(step_context& context, step& target);
+status step_append(step& target, sequence& owner, kv_seq handle, uint32_t count,
+                   kv_append_info* info);
+status step_remove(step& target, kv_seq handle);
+status step_reserve(step& target, kv_reserve_report& report);
+status step_accept(step& target, kv_seq handle, uint32_t count);
+status step_write(step& target, uint32_t layer, const kv_tensor* keys, const kv_tensor* values);
+status step_attend(step& target, uint32_t layer, const kv_tensor* queries, const kv_tensor* out,
+                   const kv_attend_options& options);
+status step_export(step& target, uint32_t layer, kv_tables& tables);
+
+/// INVALID when the step cannot end (not reserved, a lane not written): it is cancelled then.
+status step_end(step& target, kv_step_report& report);
+void step_cancel(step& target);
+
+/// INVALID, with what state the step is in, unless it is `wanted`.
+status expect_state(const step& target, step_state wanted, const char* verb);
+
+/// The item of a handle, or nullptr.
+step_item* find_item(step& target, kv_seq handle);
+
+}  // namespace kvrt
