@@ -1,0 +1,203 @@
+// Loading: a tiny model that is right, and files that are not. The numbers of the forward pass are
+// checked against another engine in logits_test.cpp.
+#include "llama.hpp"
+
+#include <doctest/doctest.h>
+
+#include <cmath>
+#include <functional>
+#include <map>
+
+#include "dense_cache.hpp"
+#include "gguf_builder.hpp"
+
+using generate::gguf_file;
+using generate::llama_model;
+
+namespace {
+
+struct tensor_plan {
+    std::string name;
+    std::vector<std::uint64_t> shape;
+};
+
+// A model of one layer, embedding 8, two query heads on one KV head of 4, feed-forward 6, four
+// tokens. Tests change it before it is written.
+struct tiny_model {
+    std::map<std::string, std::uint32_t> sizes = {
+        {"llama.block_count", 1},          {"llama.embedding_length", 8},
+        {"llama.attention.head_count", 2}, {"llama.attention.head_count_kv", 1},
+        {"llama.feed_forward_length", 6},  {"llama.context_length", 32},
+    };
+    std::map<std::string, float> numbers = {{"llama.attention.layer_norm_rms_epsilon", 1e-5f}};
+    std::map<std::string, std::string> texts = {{"general.architecture", "llama"}};
+    std::vector<tensor_plan> tensors = {
+        {"token_embd.weight", {8, 4}},        {"output_norm.weight", {8}},
+        {"blk.0.attn_norm.weight", {8}},      {"blk.0.attn_q.weight", {8, 8}},
+        {"blk.0.attn_k.weight", {8, 4}},      {"blk.0.attn_v.weight", {8, 4}},
+        {"blk.0.attn_output.weight", {8, 8}}, {"blk.0.ffn_norm.weight", {8}},
+        {"blk.0.ffn_gate.weight", {8, 6}},    {"blk.0.ffn_up.weight", {8, 6}},
+        {"blk.0.ffn_down.weight", {6, 8}},
+    };
+
+    std::vector<std::uint64_t>& shape(const std::string& name) {
+        for (tensor_plan& plan : tensors) {
+            if (plan.name == name) {
+                return plan.shape;
+            }
+        }
+        return tensors.emplace_back(tensor_plan{name, {}}).shape;
+    }
+
+    gguf_builder write() const {
+        gguf_builder built;
+        built.header(tensors.size(), sizes.size() + numbers.size() + texts.size());
+        for (const auto& [key, value] : sizes) {
+            built.key_u32(key, value);
+        }
+        for (const auto& [key, value] : numbers) {
+            built.key_f32(key, value);
+        }
+        for (const auto& [key, value] : texts) {
+            built.key_text(key, value);
+        }
+        std::uint64_t offset = 0;
+        for (const tensor_plan& plan : tensors) {
+            built.tensor(plan.name, plan.shape, 0, offset);
+            std::uint64_t size = 4;
+            for (const std::uint64_t extent : plan.shape) {
+                size *= extent;
+            }
+            offset += (size + 31) / 32 * 32;
+        }
+        built.data(0);
+        for (std::uint64_t i = 0; i < offset / 4; ++i) {
+            built.raw(static_cast<float>(std::sin(0.7 * static_cast<double>(i)) * 0.5));
+        }
+        return built;
+    }
+};
+
+std::string failure(const tiny_model& plan) {
+    const gguf_builder built = plan.write();
+    auto file = gguf_file::parse(built.bytes());
+    REQUIRE(file);
+    auto model = llama_model::load(*file);
+    REQUIRE_FALSE(model);
+    return model.message();
+}
+
+std::string failure_after(const std::function<void(tiny_model&)>& change) {
+    tiny_model plan;
+    change(plan);
+    return failure(plan);
+}
+
+bool mentions(const std::string& message, std::string_view part) {
+    return message.find(part) != std::string::npos;
+}
+
+}  // namespace
+
+TEST_CASE("llama: a prompt at once and token by token give the same logits") {
+    generate::set_matrix_threads(1);
+    const gguf_builder built = tiny_model().write();
+    auto file = gguf_file::parse(built.bytes());
+    REQUIRE(file);
+    auto model = llama_model::load(*file);
+    REQUIRE_MESSAGE(model, (model ? std::string() : model.message()));
+    CHECK(model->config.head_dim == 4);
+    CHECK(model->config.vocabulary == 4);
+    REQUIRE(model->config.inverse_frequencies.size() == 2);
+    CHECK(model->config.inverse_frequencies[0] == 1.0);
+    CHECK(model->config.inverse_frequencies[1] == doctest::Approx(0.01).epsilon(1e-12));
+
+    const std::vector<generate::token_id> tokens = {0, 3, 1, 2, 2};
+    const std::vector<std::uint32_t> rows = {0, 1, 2, 3, 4};
+    std::vector<float> together(5 * 4);
+    generate::forward_pass pass(*model, 5);
+    dense_cache cache(model->config);
+    REQUIRE(pass.run({tokens, rows, rows}, cache, together));
+
+    dense_cache again(model->config);
+    for (std::uint32_t i = 0; i < 5; ++i) {
+        std::vector<float> alone(4);
+        const std::uint32_t first_row = 0;
+        REQUIRE(pass.run({{&tokens[i], 1}, {&rows[i], 1}, {&first_row, 1}}, again, alone));
+        for (std::size_t k = 0; k < 4; ++k) {
+            CHECK(alone[k] == doctest::Approx(together[i * 4 + k]).epsilon(1e-5));
+        }
+    }
+}
+
+TEST_CASE("llama: batches that do not fit are errors") {
+    const gguf_builder built = tiny_model().write();
+    auto file = gguf_file::parse(built.bytes());
+    auto model = llama_model::load(*file);
+    REQUIRE(model);
+    generate::forward_pass pass(*model, 2);
+    dense_cache cache(model->config);
+    const std::vector<generate::token_id> tokens = {0, 9, 0};
+    const std::vector<std::uint32_t> rows = {0, 1, 2};
+    std::vector<float> logits(4);
+    const auto run = [&](std::size_t count, std::span<const std::uint32_t> wanted,
+                         std::span<float> room) {
+        return pass.run({std::span(tokens).first(count), std::span(rows).first(count), wanted},
+                        cache, room);
+    };
+    CHECK_FALSE(run(0, {}, {}));
+    CHECK_FALSE(run(3, {}, {}));
+    CHECK_FALSE(run(1, std::span(rows).first(1), {}));
+    CHECK_FALSE(run(1, std::span(rows).subspan(1, 1), logits));
+    CHECK(mentions(run(2, {}, {}).message(), "token 9 is outside the vocabulary of 4"));
+    CHECK(run(1, std::span(rows).first(1), logits));
+}
+
+TEST_CASE("llama: files of another kind or with wrong shapes are refused") {
+    const auto with_text = [](const char* key, const char* value) {
+        return failure_after([&](tiny_model& plan) { plan.texts[key] = value; });
+    };
+    const auto with_size = [](const char* key, std::uint32_t value) {
+        return failure_after([&](tiny_model& plan) { plan.sizes[key] = value; });
+    };
+    const auto with_number = [](const char* key, float value) {
+        return failure_after([&](tiny_model& plan) { plan.numbers[key] = value; });
+    };
+    CHECK(mentions(with_text("general.architecture", "gemma3"), "'gemma3'"));
+    CHECK(mentions(with_text("llama.rope.scaling.type", "yarn"), "rotation is scaled"));
+    CHECK(mentions(with_size("llama.block_count", 0), "allowed are 1 to 1024"));
+    CHECK(mentions(with_size("llama.block_count", 2), "'blk.1.attn_q.weight' is missing"));
+    CHECK(mentions(with_size("llama.attention.head_count", ~0u), "allowed are 1 to 1024"));
+    CHECK(mentions(with_size("llama.attention.head_count", 3), "not of shape"));
+    CHECK(mentions(with_size("llama.attention.head_count_kv", 3), "evenly"));
+    CHECK(mentions(with_size("llama.embedding_length", 16), "not of shape"));
+    CHECK(mentions(with_size("llama.attention.value_length", 8), "different sizes"));
+    CHECK(mentions(with_size("llama.expert_count", 8), "mixtures of experts"));
+    CHECK(mentions(with_size("llama.rope.dimension_count", 3), "even number from 2 to 4"));
+    CHECK(mentions(with_size("llama.rope.dimension_count", 8), "even number from 2 to 4"));
+    CHECK(mentions(with_number("llama.attention.layer_norm_rms_epsilon", -1), "epsilon"));
+    CHECK(mentions(with_number("llama.rope.freq_base", 0), "freq_base"));
+    CHECK(mentions(with_number("llama.rope.freq_base", NAN), "freq_base"));
+}
+
+TEST_CASE("llama: missing, misshapen and unknown tensors are refused") {
+    for (std::size_t i = 0; i < tiny_model().tensors.size(); ++i) {
+        tiny_model plan;
+        const std::string name = plan.tensors[i].name;
+        CAPTURE(name);
+        plan.tensors.erase(plan.tensors.begin() + static_cast<std::ptrdiff_t>(i));
+        CHECK(mentions(failure(plan), name));
+
+        tiny_model narrow;
+        narrow.tensors[i].shape[0] -= 1;
+        CHECK(mentions(failure(narrow), name));
+
+        tiny_model deep;
+        deep.tensors[i].shape.resize(3, 1);
+        CHECK(mentions(failure(deep), name));
+    }
+    CHECK(mentions(failure_after([](tiny_model& plan) { plan.shape("blk.0.attn_q.bias") = {8}; }),
+                   "'blk.0.attn_q.bias' that this engine has no use for"));
+    CHECK(mentions(failure_after([](tiny_model& plan) { plan.shape("rope_freqs.weight") = {3}; }),
+                   "'rope_freqs.weight' is not of shape"));
+}
