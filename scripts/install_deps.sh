@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Installs the Debian packages that building needs, if any is missing, then builds the private static
-# libraries (scripts/build_deps.sh). Quick when everything is there.
+# Installs the Debian packages that building needs, if any is missing, then builds the private
+# static libraries (scripts/build_deps.sh). Quick when everything is there.
 #
 #   scripts/install_deps.sh          to build everything
 #   scripts/install_deps.sh --test   also what the tests run

@@ -2,9 +2,10 @@
 """Runs all tests of the given build trees and prints `N passed, M failed` as its last line.
 
 Test programs (doctest, <tree>/bin/test_*) run in every tree, as many at once as there are
-processors; the package tests (tests/package/*_test.py, unittest) run once, on the first tree. N and M
-count test cases. A program that ends without its totals, or with an error that its totals do not
-show (a sanitizer's report at exit), counts as one failed case more.
+processors; the tests of the package and of the sources' text (tests/{package,sources}/*_test.py,
+unittest) run once, on the first tree. N and M count test cases. A program that ends without its
+totals, or with an error that they do not show (a sanitizer's report at exit), counts as one failed
+case more.
 
 Environment for the programs: KVRT_TEST_TREE (release, asan, tsan: property tests run shorter under
 sanitizers), KVRT_TEST_MODEL (path of the model, where fetched), KVRT_UPDATE_GOLDEN.
@@ -38,9 +39,10 @@ def fixed_addresses():
     """A command prefix that switches address randomisation off, where that is allowed: the thread
     sanitizer of GCC 12 cannot place its shadow when the kernel randomises too many bits."""
     setarch = shutil.which("setarch")
-    if setarch and subprocess.run([setarch, "-R", "true"], stderr=subprocess.DEVNULL).returncode == 0:
-        return [setarch, "-R"]
-    return []
+    if not setarch:
+        return []
+    attempt = subprocess.run([setarch, "-R", "true"], stderr=subprocess.DEVNULL)
+    return [setarch, "-R"] if attempt.returncode == 0 else []
 
 
 def run_program(program, tree, arguments):
@@ -93,30 +95,39 @@ def run_programs(trees, arguments):
     return passed, failed
 
 
-def run_package_tests(tree):
+def run_outside_tests(tree):
+    """The tests that look at the project from outside: the package and the sources."""
     os.environ["KVRT_BUILD_TREE"] = str(tree)
-    suite = unittest.defaultTestLoader.discover(str(ROOT / "tests" / "package"), "*_test.py")
-    start = time.monotonic()
-    result = unittest.TextTestRunner(stream=sys.stdout, verbosity=1).run(suite)
-    failed = len(result.failures) + len(result.errors) + len(result.unexpectedSuccesses)
-    passed = max(0, result.testsRun - failed)
-    if passed + failed == 0:
-        failed = 1
-    print(f"package: {passed} passed, {failed} failed ({time.monotonic() - start:.1f} s)", flush=True)
+    passed = failed = 0
+    for folder in ("package", "sources"):
+        suite = unittest.TestLoader().discover(str(ROOT / "tests" / folder), "*_test.py")
+        start = time.monotonic()
+        result = unittest.TextTestRunner(stream=sys.stdout, verbosity=0).run(suite)
+        bad = len(result.failures) + len(result.errors) + len(result.unexpectedSuccesses)
+        good = max(0, result.testsRun - bad)
+        if good + bad == 0:
+            bad = 1
+        seconds = time.monotonic() - start
+        print(f"{folder}: {good} passed, {bad} failed ({seconds:.1f} s)", flush=True)
+        passed += good
+        failed += bad
     return passed, failed
 
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
-    parser.add_argument("trees", nargs="+", type=pathlib.Path, help="build trees, the release first")
-    parser.add_argument("--no-package", action="store_true", help="without the package tests")
-    parser.add_argument("--doctest", nargs=argparse.REMAINDER, default=[], help="further arguments")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawTextHelpFormatter
+    )
+    add = parser.add_argument
+    add("trees", nargs="+", type=pathlib.Path, help="build trees, the release first")
+    add("--programs-only", action="store_true", help="only the test programs")
+    add("--doctest", nargs=argparse.REMAINDER, default=[], help="arguments for the programs")
     options = parser.parse_args()
 
     trees = [tree.resolve() for tree in options.trees]
     passed, failed = run_programs(trees, options.doctest)
-    if not options.no_package:
-        good, bad = run_package_tests(trees[0])
+    if not options.programs_only:
+        good, bad = run_outside_tests(trees[0])
         passed += good
         failed += bad
     print(f"{passed} passed, {failed} failed", flush=True)

@@ -1,4 +1,5 @@
-/* A program outside the tree: makes a pool, looks at it, lets it go. Exit status 0 when all is well. */
+/* A program outside the tree: makes a pool, looks at it, lets it go. Exit status 0 when all is
+ * well. */
 #include <kvrt/kvrt.h>
 #include <stdio.h>
 

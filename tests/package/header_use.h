@@ -2,7 +2,11 @@
  * have claimed their names. */
 #ifdef WITH_KLIB_MACROS
 #define kv_roundup32(x) (--(x), (x) |= (x) >> 1, (x) |= (x) >> 2, ++(x))
-#define kvec_t(type) struct { size_t n, m; type *a; }
+#define kvec_t(type) \
+    struct {         \
+        size_t n, m; \
+        type *a;     \
+    }
 #define kv_init(v) ((v).n = (v).m = 0, (v).a = 0)
 #define kv_destroy(v) free((v).a)
 #define kv_A(v, i) ((v).a[(i)])

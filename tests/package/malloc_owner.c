@@ -1,5 +1,5 @@
-/* Loads the library named by the first argument and asks who defines the process's allocator, before
- * and after: it must be the C library both times. */
+/* Loads the library named by the first argument and asks who defines the process's allocator,
+ * before and after: it must be the C library both times. */
 #define _GNU_SOURCE
 #include <dlfcn.h>
 #include <stdio.h>

@@ -88,8 +88,8 @@ class SharedLibrary(unittest.TestCase):
 
     def test_does_not_replace_malloc(self):
         program = work / "malloc_owner"
-        run("gcc", "-std=c99", "-Wall", "-Wextra", "-Werror", HERE / "malloc_owner.c", "-o", program,
-            "-ldl")
+        run("gcc", "-std=c99", "-Wall", "-Wextra", "-Werror", HERE / "malloc_owner.c", "-o",
+            program, "-ldl")
         self.assertIn("malloc ok", run(program, shared))
         # Preloaded, a library comes before the C library in every look-up.
         self.assertIn("malloc ok", run(program, shared, environment={"LD_PRELOAD": str(shared)}))
@@ -170,9 +170,9 @@ class Header(unittest.TestCase):
     """The header alone, in every language version, with klib's macros around it."""
 
     def compile(self, compiler, language, standard, *definitions):
-        run(compiler, "-x", language, f"-std={standard}", "-Wall", "-Wextra", "-Wpedantic", "-Wshadow",
-            "-Wconversion", "-Werror", "-fsyntax-only", f"-I{prefix}/include", *definitions,
-            HERE / "header_use.h")
+        run(compiler, "-x", language, f"-std={standard}", "-Wall", "-Wextra", "-Wpedantic",
+            "-Wshadow", "-Wconversion", "-Werror", "-fsyntax-only", f"-I{prefix}/include",
+            *definitions, HERE / "header_use.h")
 
 
 def add_header_tests():
