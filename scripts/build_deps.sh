@@ -81,8 +81,8 @@ run cmake -S "$work"/source/highway-*/ -B "$work/highway" "${common[@]}" -DBUILD
 run cmake --build "$work/highway" --target install
 
 mkdir -p "$prefix/include" "$prefix/lib"
-cp -R "$work/out/include/hwy" "$prefix/include/"
-find "$work/out" -name 'mimalloc.h' -exec cp {} "$prefix/include/" \;
+cp -Rp "$work/out/include/hwy" "$prefix/include/"
+find "$work/out" -name 'mimalloc.h' -exec cp -p {} "$prefix/include/" \;
 find "$work/out" -name 'libmimalloc*.a' -exec cp {} "$prefix/lib/libmimalloc.a" \;
 cp "$work/out/lib/libhwy.a" "$prefix/lib/"
 
