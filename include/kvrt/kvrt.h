@@ -27,8 +27,9 @@
  * - No pointer is kept past the call, unless its name says so (hooks are copied, their functions
  *   and user pointers are kept).
  * - Strides are signed 64-bit, in elements. Sizes are in bytes or tokens, as named.
- * - Threads: *safe* = any thread, any time; *external* = the caller serialises calls per pool.
- *   A pool created with KV_POOL_THREAD_SAFE turns *external* into *safe*.
+ * - Threads: *safe* = any thread, any time; *external* = the caller serialises calls per pool (two
+ *   at once give KV_INVALID). A pool created with KV_POOL_THREAD_SAFE turns *external* into *safe*.
+ *   kv_pool_release comes last, when no other call is inside.
  */
 #ifndef KVRT_KVRT_H
 #define KVRT_KVRT_H
@@ -225,7 +226,7 @@ enum {
     KV_POOL_ELASTIC = 1u << 0,     /* empty slabs are given back to the system */
     KV_POOL_THREAD_SAFE = 1u << 1, /* calls are serialised by a lock inside */
     KV_POOL_DEBUG = 1u << 2,       /* fill fresh and freed blocks with NaN patterns, put guards
-                                      behind blocks and check them, check the owner thread */
+                                      behind blocks for kv_pool_check */
     KV_POOL_HOST_FENCES = 1u << 3  /* the host's own kernels may still read after kv_step_end:
                                       a step's fence passes when kv_pool_pass_fence says so */
 };
@@ -416,8 +417,9 @@ typedef struct kv_step_report {
 
 /* Ends the step: accepted tokens become part of their sequences, the rest is rolled back, blocks
  * behind windows return, policies that are due run. The step handle is gone afterwards, whatever
- * is returned. report may be NULL. Errors: INVALID (not reserved, or a layer that stores was not
- * written through kv_write and the export was never asked for; the step is cancelled then).
+ * is returned, unless report itself is not a valid struct. report may be NULL.
+ * Errors: INVALID (not reserved, or a layer that stores was neither written through kv_write nor
+ * exported to the host's kernels; the step is cancelled then).
  * Threads: external. */
 KV_API KV_MUST_CHECK kv_status kv_step_end(kv_step *step, kv_step_report *report);
 

@@ -128,6 +128,11 @@ status executor::start(host_allocator& allocator, uint32_t threads, const kv_hoo
     return KV_OK;
 }
 
+uint64_t executor::bytes(uint32_t threads) {
+    const bool alone = threads == 1 || (threads == 0 && std::thread::hardware_concurrency() <= 1);
+    return alone ? 0 : sizeof(workers);
+}
+
 void executor::run(uint32_t count, void (*body)(void*, uint32_t), void* context) {
     if (count == 0) return;
     if (parallel_for_ != nullptr) {

@@ -19,6 +19,9 @@ class executor {
     /// `threads` counts the caller's; 0 is one per processor. With a host hook no thread is made.
     status start(host_allocator& allocator, uint32_t threads, const kv_hooks* hooks);
 
+    /// Host memory that start takes for this many threads, the threads' own stacks apart.
+    static uint64_t bytes(uint32_t threads);
+
     uint32_t concurrency() const { return concurrency_; }
 
     /// Runs body(context, index) for every index in [0, count); returns when all are done.

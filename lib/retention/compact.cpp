@@ -257,6 +257,7 @@ status run(round_plan& plan, compaction_report& report) {
     }
     plan.owner.sets = std::max(plan.owner.sets, divergence_of(plan));
     plan.owner.tokens_since_round = 0;
+    plan.owner.room = 0;
     ++plan.owner.rounds_run;
     ++plan.owner.compactions;
     report.outcome = KV_COMPRESS_DONE;

@@ -4,6 +4,22 @@
 
 namespace kvrt {
 
+void measure_room(const cache& store, sequence& owner) {
+    const uint32_t block_tokens = store.model.block_tokens;
+    uint32_t room = store.limits.max_tokens_per_sequence;
+    for (uint32_t lane = 0; lane < store.sequences.lane_count() && room != 0; ++lane) {
+        const lane_state& state = owner.lanes[lane];
+        room = std::min({room, state.blocks * block_tokens - state.slots,
+                         store.limits.max_tokens_per_sequence - state.slots});
+        if (state.slots % block_tokens != 0 &&
+            store.blocks.references(store.model.lanes[lane].class_index,
+                                    state.table[state.blocks - 1]) > 1) {
+            room = 0;
+        }
+    }
+    owner.room = room;
+}
+
 void shrink_table(cache& store, sequence& owner, uint32_t lane, uint32_t keep,
                   returned_blocks& returned) {
     lane_state& state = owner.lanes[lane];
@@ -25,7 +41,7 @@ void release_sequence(cache& store, sequence& target) {
     store.sequences.close(target);
 }
 
-sequence* fork_sequence(cache& store, const sequence& parent) {
+sequence* fork_sequence(cache& store, sequence& parent) {
     sequence* child = store.sequences.open();
     if (child == nullptr) return nullptr;
     lane_state* lanes = child->lanes;
@@ -35,6 +51,9 @@ sequence* fork_sequence(cache& store, const sequence& parent) {
     child->generation = generation;
     child->in_step = false;
     child->reserved_rows = 0;
+    child->statistics_pending = false;
+    child->room = 0;
+    parent.room = 0;
     child->written_rows = 0;
     child->release_at_step_end = false;
     child->compress_at_step_end = false;
@@ -116,10 +135,12 @@ status truncate_sequence(cache& store, sequence& target, uint64_t tokens_seen) {
         shrink_table(store, target, lane, store.model.blocks_for(keep), returned);
     }
     target.next_position = tokens_seen;
+    target.room = 0;
     return KV_OK;
 }
 
 void slide_windows(cache& store, sequence& target, returned_blocks& returned) {
+    if (!store.any_window) return;
     const uint32_t block_tokens = store.model.block_tokens;
     for (uint32_t lane = 0; lane < store.sequences.lane_count(); ++lane) {
         const lane_geometry& geometry = store.model.lanes[lane];

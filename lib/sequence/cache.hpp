@@ -25,7 +25,11 @@ struct cache {
     fence_clock fences;
     sequence_table sequences;
     cache_limits limits;
+    bool any_window = false;  ///< some lane has a window
 };
+
+/// Sets how many tokens the sequence takes without asking: none while others read a tail block.
+void measure_room(const cache& store, sequence& owner);
 
 /// Blocks and bytes that went back to the allocator.
 struct returned_blocks {
@@ -41,7 +45,7 @@ void shrink_table(cache& store, sequence& owner, uint32_t lane, uint32_t keep,
 void release_sequence(cache& store, sequence& target);
 
 /// A child with the parent's accepted tokens; nullptr when max_sequences are alive.
-sequence* fork_sequence(cache& store, const sequence& parent);
+sequence* fork_sequence(cache& store, sequence& parent);
 
 /// Forgets tokens at positions >= tokens_seen. Errors: INVALID, NO_SNAPSHOT; nothing changed then.
 status truncate_sequence(cache& store, sequence& target, uint64_t tokens_seen);

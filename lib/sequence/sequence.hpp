@@ -37,12 +37,15 @@ struct sequence {
     bool has_policy = false;
     bool gathers_statistics = false;  ///< asked for by the host, whatever the policy
     bool has_deferred_policy = false;
+    bool statistics_pending = false;  ///< the open step has gathered queries
     divergence sets = divergence::none;
     uint64_t next_position = 0;
     uint64_t last_fence = 0;          ///< number of the last step that read it
     uint64_t tokens_since_round = 0;  ///< accepted since the last round of its policy
     uint64_t rounds_run = 0;          ///< numbers the draws of random scorers
     uint64_t user_data = 0;
+    uint32_t item = 0;           ///< its place in the open step
+    uint32_t room = 0;           ///< tokens that every lane surely takes without a block or a copy
     uint32_t reserved_rows = 0;  ///< by the open step
     uint32_t written_rows = 0;   ///< the open step has been asked to write, or exported slots for
     uint32_t compactions = 0;

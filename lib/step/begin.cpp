@@ -76,11 +76,10 @@ status expect_state(const step& target, step_state wanted, const char* verb) {
     }
 }
 
-step_item* find_item(step& target, kv_seq handle) {
-    for (uint32_t i = 0; i < target.item_count; ++i) {
-        if (target.arrays->items[i].handle == handle) return &target.arrays->items[i];
-    }
-    return nullptr;
+step_item* find_item(step& target, const sequence& owner) {
+    if (!owner.in_step || owner.item >= target.item_count) return nullptr;
+    step_item& item = target.arrays->items[owner.item];
+    return item.owner == &owner ? &item : nullptr;
 }
 
 status step_append(step& target, sequence& owner, kv_seq handle, uint32_t count,
@@ -98,23 +97,24 @@ status step_append(step& target, sequence& owner, kv_seq handle, uint32_t count,
                     count, limits.max_step_tokens);
     }
     step_item& item = target.arrays->items[target.item_count];
-    item = {&owner, handle, target.rows, count, count};
+    item = {&owner, handle, target.rows, count, count, false};
     if (info != nullptr) {
         info->first_position = owner.next_position;
         info->item = target.item_count;
         info->first_row = target.rows;
     }
     owner.in_step = true;
+    owner.item = target.item_count;
     ++target.item_count;
     target.rows += count;
     return KV_OK;
 }
 
-status step_remove(step& target, kv_seq handle) {
+status step_remove(step& target, sequence& owner) {
     KVRT_TRY(expect_state(target, step_state::building, "kv_step_remove"));
-    step_item* item = find_item(target, handle);
-    if (item == nullptr) return fail(KV_INVALID, "seq {:#x} is not in this step", handle);
-    item->owner->in_step = false;
+    step_item* item = find_item(target, owner);
+    if (item == nullptr) return fail(KV_INVALID, "seq is not in this step");
+    owner.in_step = false;
     step_item* items = target.arrays->items.data();
     const uint32_t index = static_cast<uint32_t>(item - items);
     std::copy(items + index + 1, items + target.item_count, items + index);
@@ -122,15 +122,16 @@ status step_remove(step& target, kv_seq handle) {
     target.rows = 0;
     for (uint32_t i = 0; i < target.item_count; ++i) {
         items[i].first_row = target.rows;
+        items[i].owner->item = i;
         target.rows += items[i].rows;
     }
     return KV_OK;
 }
 
-status step_accept(step& target, kv_seq handle, uint32_t count) {
+status step_accept(step& target, sequence& owner, uint32_t count) {
     KVRT_TRY(expect_state(target, step_state::reserved, "kv_step_accept"));
-    step_item* item = find_item(target, handle);
-    if (item == nullptr) return fail(KV_INVALID, "seq {:#x} is not in this step", handle);
+    step_item* item = find_item(target, owner);
+    if (item == nullptr) return fail(KV_INVALID, "seq is not in this step");
     if (count > item->rows) {
         return fail(KV_INVALID, "count is {}, the sequence appended {} tokens in this step", count,
                     item->rows);

@@ -1,4 +1,6 @@
 // Ending a step: the one ordered point where lengths and tables of its sequences change.
+#include <algorithm>
+
 #include "step/step.hpp"
 #include "step/undo.hpp"
 
@@ -39,26 +41,36 @@ void settle_item(step& target, uint32_t item_index, kv_step_report& report) {
     const step_item& item = target.arrays->items[item_index];
     sequence& owner = *item.owner;
     returned_blocks rolled_back;
-    for (uint32_t lane = 0; lane < store.model.lanes.size(); ++lane) {
-        const lane_undo& undo = target.arrays->undo[item_index * store.model.lanes.size() + lane];
+    const uint32_t lanes = static_cast<uint32_t>(store.model.lanes.size());
+    for (uint32_t lane = 0; lane < lanes; ++lane) owner.lanes[lane].slots += item.accepted;
+    for (uint32_t lane = 0; item.grew && lane < lanes; ++lane) {
+        const lane_undo& undo = target.arrays->undo[item_index * lanes + lane];
         if (undo.replaced != no_block) {
             store.blocks.drop(store.model.lanes[lane].class_index, undo.replaced, target.number,
                               store.fences);
         }
-        lane_state& state = owner.lanes[lane];
-        state.slots += item.accepted;
-        shrink_table(store, owner, lane, store.model.blocks_for(state.slots), rolled_back);
+        shrink_table(store, owner, lane, store.model.blocks_for(owner.lanes[lane].slots),
+                     rolled_back);
     }
     owner.next_position += item.accepted;
     owner.tokens_since_round += item.accepted;
     owner.reserved_rows = 0;
     owner.written_rows = 0;
     owner.in_step = false;
-    commit_statistics(store, target.context->retention->statistics, store.sequences.index(owner));
+    if (owner.statistics_pending) {
+        commit_statistics(store, target.context->retention->statistics,
+                          store.sequences.index(owner));
+        owner.statistics_pending = false;
+    }
     report.accepted_tokens += item.accepted;
 
     returned_blocks slid;
     slide_windows(store, owner, slid);
+    if (item.grew) {
+        measure_room(store, owner);
+    } else {
+        owner.room -= std::min(owner.room, item.accepted);  // a fork meanwhile took it all
+    }
     report.window_blocks_returned += slid.blocks;
     report.blocks_returned += slid.blocks + rolled_back.blocks;
     report.bytes_returned += slid.bytes + rolled_back.bytes;
@@ -137,6 +149,7 @@ void step_cancel(step& target) {
         discard_statistics(store, target.context->retention->statistics,
                            store.sequences.index(owner));
         owner.in_step = false;
+        owner.statistics_pending = false;
         owner.compress_at_step_end = false;
         owner.has_deferred_policy = false;
         if (owner.release_at_step_end) release_sequence(store, owner);

@@ -25,11 +25,14 @@ lane_need need_of(const cache& store, const step_item& item, uint32_t lane) {
     return need;
 }
 
+status check_position(const step_item& item) {
+    if (item.owner->next_position + item.rows <= max_position) return KV_OK;
+    return fail(KV_LIMIT, "seq {:#x} would pass position {}", item.handle, max_position);
+}
+
 /// Checks one item against limits and the size of the pool; adds what it needs now.
 status count_item(const cache& store, const step_item& item, uint64_t* needed) {
-    if (item.owner->next_position + item.rows > max_position) {
-        return fail(KV_LIMIT, "seq {:#x} would pass position {}", item.handle, max_position);
-    }
+    KVRT_TRY(check_position(item));
     uint64_t whole[max_block_classes] = {};
     for (uint32_t lane = 0; lane < store.model.lanes.size(); ++lane) {
         const uint64_t slots = uint64_t{item.owner->lanes[lane].slots} + item.rows;
@@ -71,13 +74,16 @@ status judge_items(const step& target, uint64_t* needed, kv_reserve_report& repo
     bool all_so_far = true;
     report.items_that_fit = 0;
     for (uint32_t i = 0; i < target.item_count; ++i) {
+        const step_item& item = target.arrays->items[i];
         uint64_t mine[max_block_classes] = {};
-        status verdict = count_item(store, target.arrays->items[i], mine);
-        for (uint32_t c = 0; c < max_block_classes; ++c) {
+        const bool takes_nothing = item.rows <= item.owner->room;
+        status verdict = takes_nothing ? check_position(item) : count_item(store, item, mine);
+        for (uint32_t c = 0; c < store.blocks.class_count(); ++c) {
             needed[c] += mine[c];
             mine[c] += fitting[c];
         }
-        if (verdict == KV_OK && !store.blocks.can_allocate(mine, false)) verdict = KV_AGAIN;
+        if (verdict == KV_OK && !takes_nothing && !store.blocks.can_allocate(mine, false))
+            verdict = KV_AGAIN;
         if (verdict == KV_OK) std::copy(mine, mine + max_block_classes, fitting);
         if (report.item_statuses != nullptr && i < report.item_status_capacity) {
             report.item_statuses[i] = verdict;
@@ -145,7 +151,8 @@ status step_reserve(step& target, kv_reserve_report& report) {
     for (uint32_t i = 0; i < target.item_count; ++i) {
         step_item& item = target.arrays->items[i];
         item.owner->last_fence = target.number;
-        for (uint32_t lane = 0; lane < lanes; ++lane) {
+        item.grew = item.rows > item.owner->room;
+        for (uint32_t lane = 0; item.grew && lane < lanes; ++lane) {
             if (grow_lane(target, i, lane)) continue;
             undo_lanes(target, i, lane + 1);
             for (uint32_t done = i; done-- > 0;) undo_lanes(target, done, lanes);

@@ -125,6 +125,7 @@ status step_attend(step& target, uint32_t layer, const kv_tensor* queries, const
         if (!gathers(statistics, *item.owner)) continue;
         gather_queries(store, statistics, store.sequences.index(*item.owner), layer, call.queries,
                        item.first_row, item.rows, item.owner->next_position);
+        item.owner->statistics_pending = true;
     }
     return KV_OK;
 }

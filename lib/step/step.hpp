@@ -25,6 +25,7 @@ struct step_item {
     uint32_t first_row = 0;
     uint32_t rows = 0;
     uint32_t accepted = 0;
+    bool grew = false;  ///< reserve changed its tables; lane_undo holds then
 };
 
 /// What reserve did to one lane of one item.
@@ -69,9 +70,9 @@ struct step {
 status step_begin(step_context& context, step& target);
 status step_append(step& target, sequence& owner, kv_seq handle, uint32_t count,
                    kv_append_info* info);
-status step_remove(step& target, kv_seq handle);
+status step_remove(step& target, sequence& owner);
 status step_reserve(step& target, kv_reserve_report& report);
-status step_accept(step& target, kv_seq handle, uint32_t count);
+status step_accept(step& target, sequence& owner, uint32_t count);
 status step_write(step& target, uint32_t layer, const kv_tensor* keys, const kv_tensor* values);
 status step_attend(step& target, uint32_t layer, const kv_tensor* queries, const kv_tensor* out,
                    const kv_attend_options& options);
@@ -84,7 +85,7 @@ void step_cancel(step& target);
 /// INVALID, with what state the step is in, unless it is `wanted`.
 status expect_state(const step& target, step_state wanted, const char* verb);
 
-/// The item of a handle, or nullptr.
-step_item* find_item(step& target, kv_seq handle);
+/// A sequence's item in this step, or nullptr.
+step_item* find_item(step& target, const sequence& owner);
 
 }  // namespace kvrt

@@ -1,0 +1,219 @@
+// Pools: creation, release, fences, the check.
+#include <algorithm>
+#include <chrono>
+#include <new>
+
+#include "api/create.hpp"
+
+namespace kvrt {
+
+namespace {
+
+constexpr uint64_t max_arena_bytes = uint64_t{128} << 30;
+constexpr uint32_t max_sequence_limit = 65536;
+constexpr uint32_t max_token_limit = 1u << 26;
+constexpr uint32_t max_thread_limit = 256;
+
+status check_range(const char* name, uint64_t value, uint64_t low, uint64_t high) {
+    if (value >= low && value <= high) return KV_OK;
+    return fail(KV_INVALID, "config: {} is {}: {} to {}", name, value, low, high);
+}
+
+}  // namespace
+
+status resolve_config(const kv_pool_config* config, kv_pool_config& resolved) {
+    constexpr uint32_t known_flags =
+        KV_POOL_ELASTIC | KV_POOL_THREAD_SAFE | KV_POOL_DEBUG | KV_POOL_HOST_FENCES;
+    KVRT_TRY(adopt(config, known_flags, "config (kv_pool_config)", resolved));
+    const auto use_default = [](uint32_t& field, uint32_t value) {
+        if (field == 0) field = value;
+    };
+    use_default(resolved.device, KV_DEVICE_CPU);
+    use_default(resolved.block_tokens, 16);
+    use_default(resolved.max_sequences, 64);
+    use_default(resolved.max_tokens_per_sequence, 32768);
+    use_default(resolved.max_step_sequences, resolved.max_sequences);
+    use_default(resolved.max_step_tokens, 8192);
+    if (resolved.device != KV_DEVICE_CPU) {
+        return fail(KV_UNSUPPORTED, "config: device {} is not built in: KV_DEVICE_CPU is",
+                    resolved.device);
+    }
+    if (resolved.layout > KV_LAYOUT_NHD) {
+        return fail(KV_UNSUPPORTED, "config: layout {} is not one of KV_LAYOUT_*", resolved.layout);
+    }
+    if (resolved.block_tokens != 16 && resolved.block_tokens != 32 && resolved.block_tokens != 64 &&
+        resolved.block_tokens != 128) {
+        return fail(KV_INVALID, "config: block_tokens is {}: 16, 32, 64 or 128",
+                    resolved.block_tokens);
+    }
+    if (resolved.arena_bytes < slab_bytes) {
+        return fail(KV_INVALID, "config: arena_bytes is {}: at least one slab of {}",
+                    resolved.arena_bytes, slab_bytes);
+    }
+    if (resolved.arena_bytes > max_arena_bytes) {
+        return fail(KV_TOO_LARGE, "config: arena_bytes is {}: at most {}", resolved.arena_bytes,
+                    max_arena_bytes);
+    }
+    KVRT_TRY(check_range("max_sequences", resolved.max_sequences, 1, max_sequence_limit));
+    KVRT_TRY(check_range("max_tokens_per_sequence", resolved.max_tokens_per_sequence, 1,
+                         max_token_limit));
+    KVRT_TRY(
+        check_range("max_step_sequences", resolved.max_step_sequences, 1, resolved.max_sequences));
+    KVRT_TRY(check_range("max_step_tokens", resolved.max_step_tokens, 1, max_token_limit));
+    return check_range("threads", resolved.threads, 0, max_thread_limit);
+}
+
+status create_stores(const kv_pool_config& resolved, const kv_model* model, kv_pool& pool) {
+    cache& store = pool.store;
+    host_allocator& allocator = store.allocator;
+    pool.flags = resolved.flags;
+    store.fences.by_host = (resolved.flags & KV_POOL_HOST_FENCES) != 0;
+    store.limits = {resolved.max_sequences, resolved.max_tokens_per_sequence,
+                    resolved.max_step_sequences, resolved.max_step_tokens};
+    KVRT_TRY(describe_model(model, resolved.block_tokens, static_cast<tile_order>(resolved.layout),
+                            allocator, store.model));
+    store.any_window = std::any_of(store.model.lanes.begin(), store.model.lanes.end(),
+                                   [](const lane_geometry& lane) { return lane.window != 0; });
+    block_store::options options;
+    options.slabs = resolved.arena_bytes / slab_bytes;
+    options.elastic = (resolved.flags & KV_POOL_ELASTIC) != 0;
+    options.debug = (resolved.flags & KV_POOL_DEBUG) != 0;
+    KVRT_TRY(store.blocks.create(allocator, store.memory, options, store.model.classes.data(),
+                                 store.model.class_count));
+    KVRT_TRY(store.sequences.create(allocator, resolved.max_sequences,
+                                    static_cast<uint32_t>(store.model.lanes.size()),
+                                    store.model.blocks_for(resolved.max_tokens_per_sequence)));
+    KVRT_TRY(create_retention(store, pool.retention));
+    return create_step_context(store, pool.retention, pool.steps);
+}
+
+uint64_t now(const kv_pool& pool) {
+    if (pool.hooks.now != nullptr) return pool.hooks.now(pool.hooks.user);
+    return static_cast<uint64_t>(std::chrono::duration_cast<std::chrono::nanoseconds>(
+                                     std::chrono::steady_clock::now().time_since_epoch())
+                                     .count());
+}
+
+void log_line(const kv_pool& pool, int32_t level, const char* text) {
+    if (pool.hooks.log != nullptr) {
+        pool.hooks.log(pool.hooks.user, level, text, std::strlen(text));
+    }
+}
+
+namespace {
+
+/// The pool itself lives in the host's memory too.
+void destroy(kv_pool* pool) {
+    host_allocator allocator = pool->store.allocator;
+    pool->~kv_pool();
+    release(allocator, pool, sizeof(kv_pool), alignof(kv_pool));
+}
+
+status create(const kv_pool_config* config, const kv_model* model, kv_pool** out_pool) {
+    kv_pool_config resolved;
+    KVRT_TRY(resolve_config(config, resolved));
+    host_allocator allocator;
+    kv_hooks hooks = KV_INIT(kv_hooks);
+    if (resolved.hooks != nullptr) {
+        KVRT_TRY(adopt(resolved.hooks, 0, "config.hooks (kv_hooks)", hooks));
+        if ((hooks.allocate == nullptr) != (hooks.release == nullptr)) {
+            return fail(KV_INVALID, "config.hooks: allocate and release come together");
+        }
+        allocator.user = hooks.user;
+        allocator.allocate = hooks.allocate;
+        allocator.release = hooks.release;
+    }
+    void* memory = allocate_zeroed(allocator, sizeof(kv_pool), alignof(kv_pool));
+    if (memory == nullptr) {
+        return fail(KV_NO_MEMORY, "the allocator refused {} bytes for the pool", sizeof(kv_pool));
+    }
+    kv_pool* pool = new (memory) kv_pool;
+    pool->store.allocator = allocator;
+    pool->hooks = hooks;
+    status verdict = pool->store.threads.start(pool->store.allocator, resolved.threads, &hooks);
+    if (verdict == KV_OK) verdict = create_stores(resolved, model, *pool);
+    if (verdict < 0) {
+        destroy(pool);
+        return verdict;
+    }
+    for (kv_step& handle : pool->handles) handle.pool = pool;
+    publish_stats(*pool);
+    *out_pool = pool;
+    return KV_OK;
+}
+
+status pass_fence(kv_pool& pool, uint64_t fence) {
+    fence_clock& fences = pool.store.fences;
+    if (!fences.by_host) {
+        return fail(KV_INVALID, "the pool has no KV_POOL_HOST_FENCES: fences pass at step end");
+    }
+    if (fence == 0 || fence > fences.last_begun) {
+        return fail(KV_INVALID, "fence is {}, the last step begun is {}", fence, fences.last_begun);
+    }
+    for (const uint64_t open : fences.open) {
+        if (open != 0 && open <= fence) {
+            return fail(KV_INVALID, "fence {}: step {} is still open", fence, open);
+        }
+    }
+    fences.host_passed = std::max(fences.host_passed, fence);
+    pool.store.blocks.collect(fences);
+    publish_stats(pool);
+    return KV_OK;
+}
+
+/// References that open steps hold besides the tables: shared tails they have copied.
+status check(kv_pool& pool) {
+    held_block held[1];
+    uint64_t count = 0;
+    host_allocator own;
+    host_array<held_block> list;
+    const uint64_t lanes = pool.store.model.lanes.size();
+    KVRT_TRY(list.allocate(own, max_open_steps * pool.store.limits.max_step_sequences * lanes,
+                           "reference check"));
+    for (const kv_step& handle : pool.handles) {
+        const step& open = handle.core;
+        if (open.state != step_state::reserved) continue;
+        for (uint64_t i = 0; i < open.item_count * lanes; ++i) {
+            const lane_undo& undo = open.arrays->undo[i];
+            if (!open.arrays->items[i / lanes].grew || undo.replaced == no_block) continue;
+            list[count++] = {pool.store.model.lanes[i % lanes].class_index, undo.replaced};
+        }
+    }
+    return check_cache(pool.store, count != 0 ? list.data() : held, count);
+}
+
+}  // namespace
+
+}  // namespace kvrt
+
+using namespace kvrt;
+
+extern "C" {
+
+kv_status kv_pool_create(const kv_pool_config* config, const kv_model* model, kv_pool** out_pool) {
+    if (out_pool == nullptr) return fail(KV_INVALID, "out_pool is NULL");
+    *out_pool = nullptr;
+    try {
+        return create(config, model, out_pool);
+    } catch (const std::exception& error) {
+        return fail(KV_INTERNAL, "{}", error.what());
+    }
+}
+
+void kv_pool_release(kv_pool* pool) {
+    if (pool != nullptr) destroy(pool);
+}
+
+kv_status kv_pool_pass_fence(kv_pool* pool, uint64_t fence) {
+    return call_pool(pool, [&] { return pass_fence(*pool, fence); });
+}
+
+kv_status kv_pool_check(kv_pool* pool) {
+    return call_pool(pool, [&] {
+        const status verdict = check(*pool);
+        if (verdict < 0) log_line(*pool, KV_LOG_ERROR, message_buffer());
+        return verdict;
+    });
+}
+
+}  // extern "C"

@@ -1,0 +1,241 @@
+// Compaction by hand, and query statistics.
+#include <algorithm>
+#include <cmath>
+#include <initializer_list>
+
+#include "api/handles.hpp"
+
+namespace kvrt {
+
+namespace {
+
+void fill_report(const compaction_report& round, kv_compress_report& report) {
+    report.outcome = round.outcome;
+    report.layers = round.layers;
+    report.tokens_before = round.tokens_before;
+    report.tokens_after = round.tokens_after;
+    report.blocks_before = round.tables_before.blocks;
+    report.blocks_after = round.tables_after.blocks;
+    report.bytes_before = round.tables_before.bytes;
+    report.bytes_after = round.tables_after.bytes;
+    report.blocks_returned = round.returned.blocks;
+    report.bytes_returned = round.returned.bytes;
+    report.blocks_copied = round.blocks_copied;
+}
+
+status compress(kv_pool& pool, sequence& target, const kv_compress_options* options,
+                kv_compress_report& report) {
+    kv_compress_options local = KV_INIT(kv_compress_options);
+    kv_policy policy = target.policy;
+    if (options != nullptr) {
+        KVRT_TRY(adopt(options, 0, "options (kv_compress_options)", local));
+    }
+    if (local.policy != nullptr) {
+        KVRT_TRY(adopt(local.policy, policy_flags, "options.policy (kv_policy)", policy));
+        KVRT_TRY(check_policy(pool.store, policy));
+    } else if (!target.has_policy) {
+        return fail(KV_INVALID,
+                    "the sequence has no policy: give one in options or with kv_seq_set_policy");
+    }
+    if (target.in_step) {
+        target.compress_at_step_end = true;
+        target.has_deferred_policy = local.policy != nullptr;
+        target.deferred_policy = policy;
+        report.outcome = KV_COMPRESS_DEFERRED;
+        return KV_OK;
+    }
+    const uint64_t slabs_before = pool.store.blocks.totals().slabs_given_back;
+    const uint64_t start = now(pool);
+    compaction_report round;
+    KVRT_TRY(compact_sequence(pool.store, pool.retention, target, policy, round));
+    fill_report(round, report);
+    report.nanoseconds = now(pool) - start;
+    report.slabs_given_back = pool.store.blocks.totals().slabs_given_back - slabs_before;
+    return KV_OK;
+}
+
+/// Checks a caller's statistics struct against a layer; sets its lane.
+status check_statistics(const kv_pool& pool, const kv_query_statistics& statistics,
+                        uint32_t& lane) {
+    const model_geometry& model = pool.store.model;
+    if (statistics.layer >= model.layers.size()) {
+        return fail(KV_INVALID, "statistics: layer {} of a model of {} layers", statistics.layer,
+                    model.layers.size());
+    }
+    const layer_geometry& layer = model.layers[statistics.layer];
+    lane = layer.lane;
+    if (!layer.stores || !has_statistics(pool.store, lane)) {
+        return fail(KV_INVALID,
+                    "statistics: layer {} has none: it shares a cache, has a window, or no kv_rope",
+                    statistics.layer);
+    }
+    const uint32_t bands = layer.rope.bands(model.lanes[lane].layout.keys.dim);
+    if (statistics.query_heads != layer.query_heads || statistics.bands != bands) {
+        return fail(KV_INVALID, "statistics: [{}, {}], layer {} has [{}, {}]",
+                    statistics.query_heads, statistics.bands, statistics.layer, layer.query_heads,
+                    bands);
+    }
+    if (statistics.mean_real == nullptr || statistics.mean_imaginary == nullptr ||
+        statistics.mean_magnitude == nullptr) {
+        return fail(KV_INVALID,
+                    "statistics: mean_real, mean_imaginary, mean_magnitude must be set");
+    }
+    return KV_OK;
+}
+
+struct lane_arrays {
+    float* real;
+    float* imaginary;
+    float* magnitude;
+};
+
+lane_arrays arrays_of(statistics_store& statistics, float* base, uint32_t lane) {
+    float* first = base + statistics.offset[lane];
+    return {first, first + statistics.length, first + 2 * statistics.length};
+}
+
+status set_statistics(kv_pool& pool, const kv_query_statistics* user) {
+    kv_query_statistics local;
+    KVRT_TRY(adopt(user, 0, "statistics (kv_query_statistics)", local));
+    uint32_t lane = 0;
+    KVRT_TRY(check_statistics(pool, local, lane));
+    if (local.tokens == 0) {
+        return fail(KV_INVALID,
+                    "statistics: tokens is 0: of how many queries are these the means?");
+    }
+    statistics_store& statistics = pool.retention.statistics;
+    const uint64_t length = lane_statistics_length(pool.store, lane);
+    for (const float* values : {local.mean_real, local.mean_imaginary, local.mean_magnitude}) {
+        if (!std::all_of(values, values + length, [](float v) { return std::isfinite(v); })) {
+            return fail(KV_INVALID, "statistics: layer {}: a mean is not finite", local.layer);
+        }
+    }
+    const lane_arrays target = arrays_of(statistics, statistics.given.data(), lane);
+    std::copy_n(local.mean_real, length, target.real);
+    std::copy_n(local.mean_imaginary, length, target.imaginary);
+    std::copy_n(local.mean_magnitude, length, target.magnitude);
+    statistics.given_tokens[lane] = local.tokens;
+    return KV_OK;
+}
+
+status get_statistics(kv_pool& pool, const sequence& source, kv_query_statistics* user) {
+    kv_query_statistics local;
+    KVRT_TRY(adopt(user, 0, "statistics (kv_query_statistics)", local));
+    uint32_t lane = 0;
+    KVRT_TRY(check_statistics(pool, local, lane));
+    const uint64_t length = lane_statistics_length(pool.store, lane);
+    local.tokens =
+        online_means(pool.store, pool.retention.statistics, pool.store.sequences.index(source),
+                     lane, local.mean_real, local.mean_imaginary, local.mean_magnitude);
+    if (local.tokens == 0) {
+        std::fill_n(local.mean_real, length, 0.0f);
+        std::fill_n(local.mean_imaginary, length, 0.0f);
+        std::fill_n(local.mean_magnitude, length, 0.0f);
+    }
+    deliver(local, user);
+    return KV_OK;
+}
+
+/// One record per lane, over the means scratch of a round.
+status describe_lanes(kv_pool& pool, host_allocator& allocator,
+                      host_array<layer_statistics>& records) {
+    model_geometry& model = pool.store.model;
+    statistics_store& statistics = pool.retention.statistics;
+    KVRT_TRY(records.allocate(allocator, model.lanes.size(), "statistics file"));
+    for (uint32_t lane = 0; lane < model.lanes.size(); ++lane) {
+        const layer_geometry& layer = model.layers[model.lanes[lane].layer];
+        const lane_arrays target = arrays_of(statistics, statistics.means.data(), lane);
+        layer_statistics& record = records[lane];
+        record.query_heads = has_statistics(pool.store, lane) ? layer.query_heads : 0;
+        record.key_dim = model.lanes[lane].layout.keys.dim;
+        record.rope = &layer.rope;
+        record.mean_real = target.real;
+        record.mean_imaginary = target.imaginary;
+        record.mean_magnitude = target.magnitude;
+    }
+    return KV_OK;
+}
+
+status save(kv_pool& pool, const sequence& source, const char* path) {
+    if (path == nullptr) return fail(KV_INVALID, "path is NULL");
+    host_allocator own;
+    host_array<layer_statistics> records;
+    KVRT_TRY(describe_lanes(pool, own, records));
+    bool any = false;
+    for (uint32_t lane = 0; lane < records.size(); ++lane) {
+        layer_statistics& record = records[lane];
+        if (record.query_heads == 0) continue;
+        record.tokens =
+            online_means(pool.store, pool.retention.statistics, pool.store.sequences.index(source),
+                         lane, record.mean_real, record.mean_imaginary, record.mean_magnitude);
+        any = any || record.tokens != 0;
+    }
+    if (!any) {
+        return fail(KV_INVALID,
+                    "the sequence has gathered no queries: give it KV_SEQ_GATHER_STATISTICS or a "
+                    "TriAttention policy before kv_attend");
+    }
+    return save_statistics(records.data(), static_cast<uint32_t>(records.size()), path);
+}
+
+status load(kv_pool& pool, const char* path) {
+    if (path == nullptr) return fail(KV_INVALID, "path is NULL");
+    host_allocator own;
+    host_array<layer_statistics> records;
+    KVRT_TRY(describe_lanes(pool, own, records));
+    KVRT_TRY(load_statistics(path, records.data(), static_cast<uint32_t>(records.size())));
+    statistics_store& statistics = pool.retention.statistics;
+    std::copy(statistics.means.begin(), statistics.means.end(), statistics.given.begin());
+    for (uint32_t lane = 0; lane < records.size(); ++lane) {
+        statistics.given_tokens[lane] = records[lane].tokens;
+    }
+    return KV_OK;
+}
+
+}  // namespace
+
+}  // namespace kvrt
+
+using namespace kvrt;
+
+extern "C" {
+
+kv_status kv_compress(kv_pool* pool, kv_seq seq, const kv_compress_options* options,
+                      kv_compress_report* report) {
+    return call_pool(pool, [&]() -> status {
+        kv_compress_report local = KV_INIT(kv_compress_report);
+        if (report != nullptr) {
+            KVRT_TRY(check_struct(report, sizeof *report, 0, "report (kv_compress_report)"));
+        }
+        const status verdict = with_sequence(
+            *pool, seq, [&](sequence& target) { return compress(*pool, target, options, local); });
+        if (verdict == KV_OK && report != nullptr) deliver(local, report);
+        publish_stats(*pool);
+        return verdict;
+    });
+}
+
+kv_status kv_pool_set_statistics(kv_pool* pool, const kv_query_statistics* statistics) {
+    return call_pool(pool, [&] { return set_statistics(*pool, statistics); });
+}
+
+kv_status kv_seq_get_statistics(kv_pool* pool, kv_seq seq, kv_query_statistics* statistics) {
+    return call_pool(pool, [&] {
+        return with_sequence(*pool, seq, [&](sequence& source) {
+            return get_statistics(*pool, source, statistics);
+        });
+    });
+}
+
+kv_status kv_seq_save_statistics(kv_pool* pool, kv_seq seq, const char* path) {
+    return call_pool(pool, [&] {
+        return with_sequence(*pool, seq,
+                             [&](sequence& source) { return save(*pool, source, path); });
+    });
+}
+
+kv_status kv_pool_load_statistics(kv_pool* pool, const char* path) {
+    return call_pool(pool, [&] { return load(*pool, path); });
+}
+
+}  // extern "C"

@@ -1,0 +1,243 @@
+// Sequences: create, release, fork, truncate, pin, look.
+#include "api/handles.hpp"
+
+namespace kvrt {
+
+namespace {
+
+status adopt_policy(const kv_pool& pool, const kv_policy* policy, kv_policy& local) {
+    KVRT_TRY(adopt(policy, policy_flags, "policy (kv_policy)", local));
+    return check_policy(pool.store, local);
+}
+
+status create(kv_pool& pool, const kv_seq_config* config, kv_seq* out_seq) {
+    kv_seq_config local = KV_INIT(kv_seq_config);
+    kv_policy policy = KV_INIT(kv_policy);
+    if (config != nullptr) {
+        KVRT_TRY(adopt(config, KV_SEQ_GATHER_STATISTICS, "config (kv_seq_config)", local));
+    }
+    if (local.policy != nullptr) KVRT_TRY(adopt_policy(pool, local.policy, policy));
+    sequence* target = pool.store.sequences.open();
+    if (target == nullptr) {
+        return fail(KV_LIMIT, "max_sequences = {} sequences are alive",
+                    pool.store.limits.max_sequences);
+    }
+    target->user_data = local.user_data;
+    target->gathers_statistics = (local.flags & KV_SEQ_GATHER_STATISTICS) != 0;
+    target->has_policy = local.policy != nullptr;
+    target->policy = policy;
+    reset_statistics(pool.store, pool.retention.statistics, pool.store.sequences.index(*target));
+    *out_seq = pool.store.sequences.handle(*target);
+    return KV_OK;
+}
+
+status release(kv_pool& pool, kv_seq handle) {
+    sequence* target = pool.store.sequences.find(handle);
+    if (target == nullptr) {
+        const status verdict = pool.store.sequences.fail_stale(handle);
+        return verdict == KV_STALE ? KV_OK : verdict;
+    }
+    if (target->in_step) {
+        target->release_at_step_end = true;
+    } else {
+        release_sequence(pool.store, *target);
+    }
+    return KV_OK;
+}
+
+status fork(kv_pool& pool, sequence& parent, uint32_t count, kv_seq* out_children) {
+    if (count == 0 || out_children == nullptr) {
+        return fail(KV_INVALID, "count is {}: at least one child, with out_children set", count);
+    }
+    cache& store = pool.store;
+    if (count > store.sequences.free()) {
+        return fail(KV_LIMIT, "{} children, {} of max_sequences = {} are free", count,
+                    store.sequences.free(), store.limits.max_sequences);
+    }
+    for (uint32_t i = 0; i < count; ++i) {
+        sequence* child = fork_sequence(store, parent);
+        copy_statistics(store, pool.retention.statistics, store.sequences.index(parent),
+                        store.sequences.index(*child));
+        out_children[i] = store.sequences.handle(*child);
+    }
+    return KV_OK;
+}
+
+status truncate(kv_pool& pool, sequence& target, uint64_t tokens_seen) {
+    if (target.in_step) {
+        return fail(KV_INVALID, "the sequence is in an open step: use kv_step_accept, or end it");
+    }
+    return truncate_sequence(pool.store, target, tokens_seen);
+}
+
+status pin(sequence& target, uint64_t first, uint64_t count) {
+    if (count == 0) return fail(KV_INVALID, "count is 0: pin at least one position");
+    if (target.pinned_count == max_pinned_ranges) {
+        return fail(KV_LIMIT, "{} ranges are pinned already", max_pinned_ranges);
+    }
+    target.pinned[target.pinned_count++] = {first, count};
+    return KV_OK;
+}
+
+void describe(const kv_pool& pool, const sequence& source, kv_seq_info& info) {
+    const returned_blocks size = table_size(pool.store, source);
+    info.accepted = source.next_position;
+    info.published = source.next_position;
+    info.capacity = source.next_position + source.reserved_rows;
+    info.written = source.next_position + source.written_rows;
+    info.blocks = size.blocks;
+    info.bytes = size.bytes;
+    info.user_data = source.user_data;
+    info.in_step = source.in_step ? 1 : 0;
+    info.compactions = source.compactions;
+}
+
+status check_layer(const kv_pool& pool, uint32_t layer) {
+    if (layer < pool.store.model.layers.size()) return KV_OK;
+    return fail(KV_INVALID, "layer {} of a model of {} layers", layer,
+                pool.store.model.layers.size());
+}
+
+status describe_layer(const kv_pool& pool, const sequence& source, uint32_t layer,
+                      kv_seq_layer_info& info) {
+    KVRT_TRY(check_layer(pool, layer));
+    const layer_geometry& geometry = pool.store.model.layers[layer];
+    const lane_state& state = source.lanes[geometry.lane];
+    const uint32_t class_index = pool.store.model.lanes[geometry.lane].class_index;
+    info.retained = state.slots;
+    if (!geometry.stores) return KV_OK;
+    info.blocks = state.blocks;
+    for (uint32_t i = 0; i < state.blocks; ++i) {
+        if (pool.store.blocks.references(class_index, state.table[i]) > 1) ++info.shared_blocks;
+    }
+    return KV_OK;
+}
+
+status list_positions(const kv_pool& pool, const sequence& source, uint32_t layer, uint32_t kv_head,
+                      uint64_t capacity, uint32_t* out_positions, uint64_t* out_count) {
+    KVRT_TRY(check_layer(pool, layer));
+    const layer_geometry& geometry = pool.store.model.layers[layer];
+    if (kv_head >= geometry.kv_heads) {
+        return fail(KV_INVALID, "kv_head {} of a layer of {} KV heads", kv_head, geometry.kv_heads);
+    }
+    if (out_count == nullptr || (out_positions == nullptr && capacity != 0)) {
+        return fail(KV_INVALID, "out_count, and out_positions with a capacity, must be set");
+    }
+    const slot_positions positions = positions_of(pool.store, source, geometry.lane, kv_head);
+    const uint64_t written = std::min<uint64_t>(capacity, positions.slots);
+    for (uint32_t slot = 0; slot < written; ++slot) {
+        out_positions[slot] = static_cast<uint32_t>(positions.at(slot));
+    }
+    *out_count = positions.slots;
+    return KV_OK;
+}
+
+}  // namespace
+
+}  // namespace kvrt
+
+using namespace kvrt;
+
+extern "C" {
+
+kv_status kv_seq_create(kv_pool* pool, const kv_seq_config* config, kv_seq* out_seq) {
+    if (out_seq == nullptr) return fail(KV_INVALID, "out_seq is NULL");
+    *out_seq = 0;
+    return call_pool(pool, [&] {
+        const status verdict = create(*pool, config, out_seq);
+        publish_stats(*pool);
+        return verdict;
+    });
+}
+
+kv_status kv_seq_release(kv_pool* pool, kv_seq seq) {
+    return call_pool(pool, [&] {
+        const status verdict = release(*pool, seq);
+        publish_stats(*pool);
+        return verdict;
+    });
+}
+
+kv_status kv_seq_fork(kv_pool* pool, kv_seq parent, uint32_t count, kv_seq* out_children) {
+    return call_pool(pool, [&] {
+        const status verdict = with_sequence(*pool, parent, [&](sequence& source) {
+            return fork(*pool, source, count, out_children);
+        });
+        publish_stats(*pool);
+        return verdict;
+    });
+}
+
+kv_status kv_seq_truncate(kv_pool* pool, kv_seq seq, uint64_t tokens_seen) {
+    return call_pool(pool, [&] {
+        const status verdict = with_sequence(
+            *pool, seq, [&](sequence& target) { return truncate(*pool, target, tokens_seen); });
+        publish_stats(*pool);
+        return verdict;
+    });
+}
+
+kv_status kv_seq_set_policy(kv_pool* pool, kv_seq seq, const kv_policy* policy) {
+    return call_pool(pool, [&] {
+        return with_sequence(*pool, seq, [&](sequence& target) -> status {
+            kv_policy local = KV_INIT(kv_policy);
+            if (policy != nullptr) KVRT_TRY(adopt_policy(*pool, policy, local));
+            target.policy = local;
+            target.has_policy = policy != nullptr;
+            return KV_OK;
+        });
+    });
+}
+
+kv_status kv_seq_pin(kv_pool* pool, kv_seq seq, uint64_t first, uint64_t count) {
+    return call_pool(pool, [&] {
+        return with_sequence(*pool, seq,
+                             [&](sequence& target) { return pin(target, first, count); });
+    });
+}
+
+kv_status kv_seq_unpin(kv_pool* pool, kv_seq seq) {
+    return call_pool(pool, [&] {
+        return with_sequence(*pool, seq, [&](sequence& target) {
+            target.pinned_count = 0;
+            return KV_OK;
+        });
+    });
+}
+
+kv_status kv_seq_get_info(kv_pool* pool, kv_seq seq, kv_seq_info* out_info) {
+    return call_pool(pool, [&]() -> status {
+        KVRT_TRY(check_struct(out_info, sizeof *out_info, 0, "out_info (kv_seq_info)"));
+        return with_sequence(*pool, seq, [&](sequence& source) {
+            kv_seq_info info = KV_INIT(kv_seq_info);
+            describe(*pool, source, info);
+            deliver(info, out_info);
+            return KV_OK;
+        });
+    });
+}
+
+kv_status kv_seq_get_layer_info(kv_pool* pool, kv_seq seq, uint32_t layer,
+                                kv_seq_layer_info* out_info) {
+    return call_pool(pool, [&]() -> status {
+        KVRT_TRY(check_struct(out_info, sizeof *out_info, 0, "out_info (kv_seq_layer_info)"));
+        return with_sequence(*pool, seq, [&](sequence& source) -> status {
+            kv_seq_layer_info info = KV_INIT(kv_seq_layer_info);
+            KVRT_TRY(describe_layer(*pool, source, layer, info));
+            deliver(info, out_info);
+            return KV_OK;
+        });
+    });
+}
+
+kv_status kv_seq_get_positions(kv_pool* pool, kv_seq seq, uint32_t layer, uint32_t kv_head,
+                               uint64_t capacity, uint32_t* out_positions, uint64_t* out_count) {
+    return call_pool(pool, [&] {
+        return with_sequence(*pool, seq, [&](sequence& source) {
+            return list_positions(*pool, source, layer, kv_head, capacity, out_positions,
+                                  out_count);
+        });
+    });
+}
+
+}  // extern "C"

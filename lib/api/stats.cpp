@@ -1,0 +1,138 @@
+// Counters: gathered after every call that changes them, read from any thread.
+#include <thread>
+
+#include "api/handles.hpp"
+
+namespace kvrt {
+
+namespace {
+
+template <std::size_t words, class struct_type>
+void store_words(std::array<std::atomic<uint64_t>, words>& target, const struct_type& source) {
+    std::array<uint64_t, words> copy;
+    std::memcpy(copy.data(), &source, sizeof source);
+    for (std::size_t i = 0; i < words; ++i) {
+        target[i].store(copy[i], std::memory_order_relaxed);
+    }
+}
+
+template <std::size_t words, class struct_type>
+void load_words(const std::array<std::atomic<uint64_t>, words>& source, struct_type& target) {
+    std::array<uint64_t, words> copy;
+    for (std::size_t i = 0; i < words; ++i) copy[i] = source[i].load(std::memory_order_relaxed);
+    std::memcpy(static_cast<void*>(&target), copy.data(), sizeof target);
+}
+
+kv_class_stats class_stats(const block_store& blocks, uint32_t class_index) {
+    const class_counters& counters = blocks.counters(class_index);
+    kv_class_stats stats = KV_INIT(kv_class_stats);
+    stats.block_bytes = blocks.block_bytes(class_index);
+    stats.blocks_per_slab = blocks.blocks_per_slab(class_index);
+    stats.slabs = counters.slabs;
+    stats.total = counters.total;
+    stats.free = counters.free;
+    stats.pinned = counters.pinned;
+    stats.parked = counters.parked;
+    return stats;
+}
+
+}  // namespace
+
+// The order of a sequence lock without fences that ThreadSanitizer does not know: the writer makes
+// the version odd before and even after, with release stores of its own words in between.
+void published_stats::publish(const kv_pool_stats& pool, const kv_class_stats* classes,
+                              uint32_t class_count) {
+    const uint64_t version = version_.load(std::memory_order_relaxed);
+    version_.exchange(version + 1, std::memory_order_acq_rel);
+    store_words(pool_, pool);
+    for (uint32_t c = 0; c < class_count; ++c) store_words(classes_[c], classes[c]);
+    version_.store(version + 2, std::memory_order_release);
+}
+
+void published_stats::read(kv_pool_stats* pool, uint32_t class_index,
+                           kv_class_stats* one_class) const {
+    while (true) {
+        const uint64_t before = version_.load(std::memory_order_acquire);
+        if (before % 2 == 0) {
+            if (pool != nullptr) load_words(pool_, *pool);
+            if (one_class != nullptr) load_words(classes_[class_index], *one_class);
+            // A read-modify-write of nothing: it orders the loads above before the comparison.
+            if (const_cast<std::atomic<uint64_t>&>(version_).fetch_add(
+                    0, std::memory_order_acq_rel) == before) {
+                return;
+            }
+        }
+        std::this_thread::yield();
+    }
+}
+
+void publish_stats(kv_pool& pool) {
+    const cache& store = pool.store;
+    const block_store& blocks = store.blocks;
+    const block_counters& totals = blocks.totals();
+    kv_class_stats classes[max_block_classes];
+    kv_pool_stats stats = KV_INIT(kv_pool_stats);
+    for (uint32_t c = 0; c < blocks.class_count(); ++c) {
+        classes[c] = class_stats(blocks, c);
+        stats.total += classes[c].total;
+        stats.free += classes[c].free;
+        stats.pinned += classes[c].pinned;
+        stats.parked += classes[c].parked;
+    }
+    stats.slab_bytes = slab_bytes;
+    stats.slabs_total = blocks.slab_count();
+    stats.slabs_free = blocks.free_slabs();
+    stats.slabs_resident = blocks.resident_slabs();
+    stats.arena_bytes = blocks.slab_count() * slab_bytes;
+    stats.live_bytes = totals.pinned_bytes;
+    stats.live_blocks = totals.pinned;
+    stats.peak_live_blocks = totals.peak_pinned;
+    stats.blocks_allocated = totals.allocated;
+    stats.blocks_returned = totals.returned;
+    stats.bytes_returned = totals.returned_bytes;
+    stats.blocks_returned_by_compaction = pool.retention.returned.blocks;
+    stats.bytes_returned_by_compaction = pool.retention.returned.bytes;
+    stats.compactions = pool.retention.compactions;
+    stats.compactions_skipped = pool.retention.compactions_skipped;
+    stats.slabs_given_back = totals.slabs_given_back;
+    stats.steps_ended = pool.steps_ended;
+    stats.steps_cancelled = pool.steps_cancelled;
+    stats.tokens_accepted = pool.tokens_accepted;
+    stats.host_allocations = store.allocator.allocations;
+    stats.sequences = store.sequences.alive();
+    stats.open_steps =
+        (store.fences.open[0] != 0 ? 1u : 0u) + (store.fences.open[1] != 0 ? 1u : 0u);
+    stats.classes = blocks.class_count();
+    stats.metadata_bytes = store.allocator.live_bytes;
+    pool.stats.publish(stats, classes, blocks.class_count());
+}
+
+}  // namespace kvrt
+
+using namespace kvrt;
+
+extern "C" {
+
+kv_status kv_pool_get_stats(kv_pool* pool, kv_pool_stats* out_stats) {
+    if (pool == nullptr) return fail(KV_INVALID, "pool is NULL");
+    KVRT_TRY(check_struct(out_stats, sizeof *out_stats, 0, "out_stats (kv_pool_stats)"));
+    kv_pool_stats stats;
+    pool->stats.read(&stats, 0, nullptr);
+    deliver(stats, out_stats);
+    return KV_OK;
+}
+
+kv_status kv_pool_get_class_stats(kv_pool* pool, uint32_t class_index, kv_class_stats* out_stats) {
+    if (pool == nullptr) return fail(KV_INVALID, "pool is NULL");
+    KVRT_TRY(check_struct(out_stats, sizeof *out_stats, 0, "out_stats (kv_class_stats)"));
+    if (class_index >= pool->store.blocks.class_count()) {
+        return fail(KV_INVALID, "class_index is {}, the pool has {} classes", class_index,
+                    pool->store.blocks.class_count());
+    }
+    kv_class_stats stats;
+    pool->stats.read(nullptr, class_index, &stats);
+    deliver(stats, out_stats);
+    return KV_OK;
+}
+
+}  // extern "C"
