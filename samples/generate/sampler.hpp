@@ -7,6 +7,7 @@
 #include <cstdint>
 #include <random>
 #include <span>
+#include <utility>
 #include <vector>
 
 #include "outcome.hpp"
@@ -18,7 +19,7 @@ struct sampler_options {
     double temperature = 0.0;     // 0: greedy
     double top_p = 1.0;           // the draw is among the likeliest tokens that make up this share
     double repeat_penalty = 1.0;  // logits of tokens seen lately shrink by this factor; 1: off
-    std::uint32_t repeat_window = 64;  // how many tokens back `lately` is
+    std::uint32_t repeat_window = 256;  // how many tokens back `lately` is
     std::uint64_t seed = 0;
     std::vector<token_id> banned;  // never drawn
 };
@@ -30,6 +31,9 @@ class sampler {
   public:
     explicit sampler(sampler_options options)
         : options_(std::move(options)), generator_(options_.seed) {}
+
+    // Replaces the tokens that are never drawn.
+    void ban(std::vector<token_id> tokens) { options_.banned = std::move(tokens); }
 
     // Picks a token. `history` is the text so far, for the repeat penalty.
     outcome<token_id> pick(std::span<const float> logits, std::span<const token_id> history);

@@ -9,6 +9,7 @@
 #include "dense_cache.hpp"
 #include "golden.hpp"
 #include "llama.hpp"
+#include "real_model.hpp"
 #include "sampler.hpp"
 #include "tokenizer.hpp"
 
@@ -38,18 +39,6 @@ golden_logits read_golden(const std::string& name) {
     return read;
 }
 
-const generate::llama_model& real_model() {
-    static const generate::llama_model model = [] {
-        generate::set_matrix_threads(1);
-        auto file = generate::gguf_file::open(golden::model_path());
-        REQUIRE_MESSAGE(file, (file ? std::string() : file.message()));
-        auto loaded = generate::llama_model::load(*file);
-        REQUIRE_MESSAGE(loaded, (loaded ? std::string() : loaded.message()));
-        return std::move(*loaded);
-    }();
-    return model;
-}
-
 // Logits of every position of the golden prompt, [tokens, vocabulary], leaving the prompt in
 // `cache`.
 std::vector<float> prompt_logits(const golden_logits& golden, generate::attention_cache& cache) {
@@ -58,8 +47,8 @@ std::vector<float> prompt_logits(const golden_logits& golden, generate::attentio
     for (std::size_t i = 0; i < count; ++i) {
         rows[i] = static_cast<std::uint32_t>(i);
     }
-    std::vector<float> logits(count * real_model().config.vocabulary);
-    generate::forward_pass pass(real_model(), count);
+    std::vector<float> logits(count * real_model().model.config.vocabulary);
+    generate::forward_pass pass(real_model().model, count);
     REQUIRE(pass.run({golden.tokens, rows, rows}, cache, logits));
     return logits;
 }
@@ -75,7 +64,7 @@ difference compare(const golden_logits& golden, const std::vector<float>& logits
     for (std::size_t position = 0; position < golden.top.size(); ++position) {
         REQUIRE(golden.top[position].size() == 20);
         for (const auto& [token, expected] : golden.top[position]) {
-            const float value = logits[position * real_model().config.vocabulary + token];
+            const float value = logits[position * real_model().model.config.vocabulary + token];
             const double apart = std::fabs(static_cast<double>(value - expected));
             found.largest = std::max(found.largest, apart);
             found.mean += apart;
@@ -92,14 +81,14 @@ TEST_CASE("logits: the same arithmetic in another engine") {
     // Both compute in f32 on the same dequantised weights; sums run in another order, over 30
     // layers and up to 1,536 terms, on logits of up to 40 (one f32 step there is 4e-6).
     const golden_logits golden = read_golden("logits_f32.txt");
-    dense_cache cache(real_model().config);
+    dense_cache cache(real_model().model.config);
     const std::vector<float> logits = prompt_logits(golden, cache);
     const difference apart = compare(golden, logits);
     MESSAGE("largest difference ", apart.largest, ", mean ", apart.mean);
     CHECK(apart.largest < 5e-4);
     CHECK(apart.mean < 5e-5);
     for (std::size_t position = 0; position < golden.top.size(); ++position) {
-        const std::size_t vocabulary = real_model().config.vocabulary;
+        const std::size_t vocabulary = real_model().model.config.vocabulary;
         const auto row = std::span(logits).subspan(position * vocabulary, vocabulary);
         CHECK(generate::greedy_token(row) == golden.top[position].front().first);
     }
@@ -107,11 +96,11 @@ TEST_CASE("logits: the same arithmetic in another engine") {
 
 TEST_CASE("logits: 64 greedy tokens as in another engine") {
     const golden_logits golden = read_golden("logits_f32.txt");
-    dense_cache cache(real_model().config);
+    dense_cache cache(real_model().model.config);
     const std::vector<float> logits = prompt_logits(golden, cache);
-    const std::size_t vocabulary = real_model().config.vocabulary;
+    const std::size_t vocabulary = real_model().model.config.vocabulary;
     std::vector<float> last(logits.end() - static_cast<std::ptrdiff_t>(vocabulary), logits.end());
-    generate::forward_pass pass(real_model(), 1);
+    generate::forward_pass pass(real_model().model, 1);
     std::vector<token_id> written;
     while (written.size() < golden.greedy.size()) {
         const token_id token = generate::greedy_token(last);
@@ -131,7 +120,7 @@ TEST_CASE("logits: an engine that keeps the weights quantised") {
     const golden_logits stored = read_golden("logits_stored.txt");
     const golden_logits exact = read_golden("logits_f32.txt");
     REQUIRE(stored.tokens == exact.tokens);
-    dense_cache cache(real_model().config);
+    dense_cache cache(real_model().model.config);
     const std::vector<float> logits = prompt_logits(stored, cache);
     const difference apart = compare(stored, logits);
     MESSAGE("largest difference ", apart.largest, ", mean ", apart.mean);
@@ -143,7 +132,7 @@ TEST_CASE("logits: an engine that keeps the weights quantised") {
                                                       exact.top[position].end());
         for (const auto& [token, quantised] : stored.top[position]) {
             if (const auto found = of_exact.find(token); found != of_exact.end()) {
-                const float ours = logits[position * real_model().config.vocabulary + token];
+                const float ours = logits[position * real_model().model.config.vocabulary + token];
                 CHECK(std::fabs(ours - quantised) <= std::fabs(found->second - quantised) + 5e-4f);
                 ++compared;
             }

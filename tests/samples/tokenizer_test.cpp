@@ -8,6 +8,7 @@
 
 #include "gguf_builder.hpp"
 #include "golden.hpp"
+#include "real_model.hpp"
 #include "unicode.hpp"
 
 using generate::gguf_file;
@@ -17,16 +18,7 @@ using generate::tokenizer;
 
 namespace {
 
-const tokenizer& real_tokenizer() {
-    static const tokenizer made = [] {
-        auto file = gguf_file::open(golden::model_path());
-        REQUIRE_MESSAGE(file, (file ? std::string() : file.message()));
-        auto read = tokenizer::from_gguf(*file);
-        REQUIRE_MESSAGE(read, (read ? std::string() : read.message()));
-        return std::move(*read);
-    }();
-    return made;
-}
+const tokenizer& real_tokenizer() { return real_model().words; }
 
 gguf_builder small_vocabulary(const std::vector<std::string>& merges,
                               std::string_view pre = "gpt-2") {

@@ -1,0 +1,160 @@
+#include "arguments.hpp"
+
+#include <algorithm>
+#include <charconv>
+#include <cstring>
+#include <optional>
+#include <string_view>
+
+#include "text.hpp"
+
+namespace generate {
+
+namespace {
+
+template <class number_type>
+outcome<nothing> read_number(std::string_view option, std::string_view word, number_type least,
+                             number_type most, number_type& target) {
+    number_type value{};
+    const auto [end, status] = std::from_chars(word.data(), word.data() + word.size(), value);
+    const bool whole = status == std::errc() && end == word.data() + word.size();
+    if (!whole || !(value >= least && value <= most)) {  // also refuses what is not a number
+        return error{fmt::format("{} is '{}', it must be a number from {} to {}", option, word,
+                                 least, most)};
+    }
+    target = value;
+    return nothing{};
+}
+
+outcome<nothing> read_name(std::string_view option, std::string_view word,
+                           std::span<const std::string_view> names, std::string& target) {
+    if (std::find(names.begin(), names.end(), word) == names.end()) {
+        std::string list;
+        for (const std::string_view name : names) {
+            list += list.empty() ? "" : ", ";
+            list += name;
+        }
+        return error{fmt::format("{} is '{}', it must be one of: {}", option, word, list)};
+    }
+    target = word;
+    return nothing{};
+}
+
+// Options that stand alone. False if there is none of this name.
+bool read_switch(std::string_view option, arguments& read) {
+    if (option == "--help" || option == "-h") {
+        read.help = true;
+    } else if (option == "--demo") {
+        read.demo = true;
+    } else if (option == "--raw") {
+        read.style = prompt_style::raw;
+    } else {
+        return false;
+    }
+    return true;
+}
+
+bool takes_value(std::string_view option) {
+    constexpr std::string_view options[] = {
+        "--model",  "--prompt",         "--report", "--tokens", "--policy",
+        "--budget", "--every",          "--format", "--seed",   "--temperature",
+        "--top-p",  "--repeat-penalty", "--threads"};
+    return std::find(std::begin(options), std::end(options), option) != std::end(options);
+}
+
+outcome<nothing> read_value(std::string_view option, std::string_view word, arguments& read) {
+    writing_options& writing = read.writing;
+    constexpr std::uint32_t most = 1u << 20;
+    if (option == "--model") {
+        read.model = word;
+    } else if (option == "--prompt") {
+        read.prompt = word;
+    } else if (option == "--report") {
+        read.report = word;
+    } else if (option == "--policy") {
+        return read_name(option, word, policy_names, writing.policy);
+    } else if (option == "--format") {
+        return read_name(option, word, format_names, writing.format);
+    } else if (option == "--tokens") {
+        return read_number<std::uint32_t>(option, word, 1, most, writing.tokens);
+    } else if (option == "--budget") {
+        return read_number<std::uint32_t>(option, word, 1, most, writing.budget);
+    } else if (option == "--every") {
+        return read_number<std::uint32_t>(option, word, 1, most, writing.every);
+    } else if (option == "--seed") {
+        return read_number<std::uint64_t>(option, word, 0, ~std::uint64_t{0}, writing.seed);
+    } else if (option == "--temperature") {
+        return read_number<double>(option, word, 0, 10, writing.temperature);
+    } else if (option == "--top-p") {
+        return read_number<double>(option, word, 0, 1, writing.top_p);
+    } else if (option == "--repeat-penalty") {
+        return read_number<double>(option, word, 1, 10, writing.repeat_penalty);
+    } else {
+        return read_number<std::uint32_t>(option, word, 1, 1024, writing.threads);
+    }
+    return nothing{};
+}
+
+}  // namespace
+
+outcome<arguments> parse_arguments(std::span<const char* const> words) {
+    arguments read;
+    bool tokens_given = false;
+    for (std::size_t i = 0; i < words.size(); ++i) {
+        const std::string_view option = words[i];
+        if (read_switch(option, read)) {
+            continue;
+        }
+        if (!takes_value(option)) {
+            return error{fmt::format("'{}' is not an option", option)};
+        }
+        if (i + 1 == words.size()) {
+            return error{fmt::format("{} needs a value behind it", option)};
+        }
+        if (auto done = read_value(option, words[++i], read); !done) {
+            return done.failure();
+        }
+        tokens_given = tokens_given || option == "--tokens";
+    }
+    if (read.help) {
+        return read;
+    }
+    if (read.model.empty()) {
+        return error{"--model is missing: the path of a GGUF file"};
+    }
+    if (read.demo == !read.prompt.empty()) {
+        return error{read.demo ? "--demo brings its own prompt: leave --prompt out"
+                               : "--prompt is missing: the text to answer, or --demo"};
+    }
+    if (read.demo && !tokens_given) {
+        read.writing.tokens = 1500;
+    }
+    return read;
+}
+
+const char* usage() {
+    return "usage: generate --model FILE --prompt TEXT [options]\n"
+           "       generate --model FILE --demo [--tokens N] [--report FILE]\n"
+           "\n"
+           "Writes text with a Llama-family model, its KV cache kept by libkvrt.\n"
+           "\n"
+           "  --model FILE          the model, in GGUF\n"
+           "  --prompt TEXT         what to answer\n"
+           "  --raw                 continue the text as it is, without the chat template\n"
+           "  --tokens N            write at most N tokens (200; in the demo 1500, exactly)\n"
+           "  --policy NAME         full, triattention, streaming, key-norm or random (full)\n"
+           "  --budget B            tokens retained per layer and head (512)\n"
+           "  --every N             tokens between two rounds of compaction (128)\n"
+           "  --format NAME         how keys and values are stored: f16, bf16 or f32 (f16)\n"
+           "  --temperature T       0: always the likeliest token (0)\n"
+           "  --top-p P             draw among the likeliest tokens that make up this share "
+           "(0.95)\n"
+           "  --repeat-penalty R    shrink logits of recent tokens by this factor (1: off)\n"
+           "  --seed S              of the draws (1)\n"
+           "  --threads N           threads (one per processor)\n"
+           "  --report FILE         write what happened as JSON\n"
+           "  --demo                write one long text twice: with a full cache, and with\n"
+           "                        TriAttention at a budget of 512 tokens, and compare\n";
+}
+
+}  // namespace generate

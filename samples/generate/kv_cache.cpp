@@ -1,0 +1,183 @@
+#include "kv_cache.hpp"
+
+#include <utility>
+
+#include "text.hpp"
+
+namespace generate {
+
+namespace {
+
+// The library's status and its one-line message.
+error library_error(const char* call, kv_status status) {
+    char message[512];
+    kv_last_error(message, sizeof(message));
+    return error{fmt::format("{}: {}: {}", call, kv_status_name(status), message)};
+}
+
+kv_tensor tensor_of(float* data, std::size_t rows, std::size_t heads, std::size_t dim,
+                    std::size_t row_stride) {
+    kv_tensor tensor = KV_INIT(kv_tensor);
+    tensor.data = data;
+    tensor.dtype = KV_DTYPE_F32;
+    tensor.rows = rows;
+    tensor.heads = heads;
+    tensor.dim = dim;
+    tensor.row_stride = static_cast<std::int64_t>(row_stride);
+    tensor.head_stride = static_cast<std::int64_t>(dim);
+    tensor.dim_stride = 1;
+    return tensor;
+}
+
+}  // namespace
+
+outcome<kv_cache> kv_cache::create(const llama_config& config, const cache_options& options) {
+    kv_rope rope = KV_INIT(kv_rope);
+    rope.style = KV_ROPE_INTERLEAVED;
+    rope.dimensions = static_cast<std::uint32_t>(2 * config.inverse_frequencies.size());
+    rope.inverse_frequencies = config.inverse_frequencies.data();
+
+    kv_layer layer = KV_INIT(kv_layer);
+    layer.query_heads = config.query_heads;
+    layer.kv_heads = config.kv_heads;
+    layer.key_dim = config.head_dim;
+    layer.key_format = options.format;
+    layer.rope = &rope;
+    const std::vector<kv_layer> layers(config.layers, layer);
+
+    kv_model model = KV_INIT(kv_model);
+    model.layers = layers.data();
+    model.layer_count = config.layers;
+
+    kv_pool_config pool_config = KV_INIT(kv_pool_config);
+    pool_config.flags = KV_POOL_ELASTIC;
+    pool_config.max_sequences = options.most_sequences;
+    pool_config.max_tokens_per_sequence = options.most_tokens;
+    pool_config.max_step_tokens = options.most_step_rows;
+    pool_config.threads = options.threads;
+
+    // The plan says how large an arena these limits need.
+    kv_plan_report plan = KV_INIT(kv_plan_report);
+    if (const kv_status status = kv_plan(&pool_config, &model, &plan); status != KV_OK) {
+        return library_error("kv_plan", status);
+    }
+    pool_config.arena_bytes = plan.arena_bytes_needed;
+
+    kv_pool* pool = nullptr;
+    if (const kv_status status = kv_pool_create(&pool_config, &model, &pool); status != KV_OK) {
+        return library_error("kv_pool_create", status);
+    }
+    kv_cache cache;
+    cache.pool_.reset(pool);
+    cache.positions_.reserve(options.most_step_rows);
+    cache.query_heads_ = config.query_heads;
+    cache.kv_heads_ = config.kv_heads;
+    cache.head_dim_ = config.head_dim;
+    return cache;
+}
+
+kv_cache::kv_cache(kv_cache&& other) noexcept
+    : attention_cache(std::move(other)),
+      pool_(std::move(other.pool_)),
+      step_(std::exchange(other.step_, nullptr)),
+      positions_(std::move(other.positions_)),
+      query_heads_(other.query_heads_),
+      kv_heads_(other.kv_heads_),
+      head_dim_(other.head_dim_) {}
+
+kv_cache::~kv_cache() { cancel(); }
+
+void kv_cache::cancel() {
+    // Cancelling cannot fail for an open step, and NULL is ignored.
+    static_cast<void>(kv_step_cancel(std::exchange(step_, nullptr)) == KV_OK);
+}
+
+outcome<kv_seq> kv_cache::create_sequence(const kv_policy* policy) {
+    kv_seq_config config = KV_INIT(kv_seq_config);
+    config.policy = policy;
+    kv_seq sequence = 0;
+    const kv_status status = kv_seq_create(pool_.get(), &config, &sequence);
+    if (status != KV_OK) {
+        return library_error("kv_seq_create", status);
+    }
+    return sequence;
+}
+
+outcome<nothing> kv_cache::release_sequence(kv_seq sequence) {
+    if (const kv_status status = kv_seq_release(pool_.get(), sequence); status != KV_OK) {
+        return library_error("kv_seq_release", status);
+    }
+    return nothing{};
+}
+
+outcome<std::span<const std::uint32_t>> kv_cache::begin(std::span<const item> items) {
+    cancel();
+    if (const kv_status status = kv_step_begin(pool_.get(), &step_); status != KV_OK) {
+        return library_error("kv_step_begin", status);
+    }
+    positions_.clear();
+    for (const item& one : items) {
+        kv_append_info info = KV_INIT(kv_append_info);
+        const auto count = static_cast<std::uint32_t>(one.tokens.size());
+        const kv_status status =
+            kv_seq_append(step_, one.sequence, one.tokens.data(), count, &info);
+        if (status != KV_OK) {
+            return library_error("kv_seq_append", status);
+        }
+        for (std::uint32_t i = 0; i < count; ++i) {
+            positions_.push_back(static_cast<std::uint32_t>(info.first_position + i));
+        }
+    }
+    kv_reserve_report report = KV_INIT(kv_reserve_report);
+    if (const kv_status status = kv_step_reserve(step_, &report); status != KV_OK) {
+        return library_error("kv_step_reserve", status);
+    }
+    return std::span<const std::uint32_t>(positions_);
+}
+
+outcome<nothing> kv_cache::attend(std::uint32_t layer, const attention_rows& rows) {
+    const kv_tensor keys = tensor_of(rows.keys, rows.rows, kv_heads_, head_dim_, rows.row_stride);
+    const kv_tensor values =
+        tensor_of(rows.values, rows.rows, kv_heads_, head_dim_, rows.row_stride);
+    if (const kv_status status = kv_write(step_, layer, &keys, &values); status != KV_OK) {
+        return library_error("kv_write", status);
+    }
+    const kv_tensor queries =
+        tensor_of(rows.queries, rows.rows, query_heads_, head_dim_, rows.row_stride);
+    const kv_tensor out = tensor_of(rows.out, rows.rows, query_heads_, head_dim_,
+                                    std::size_t{query_heads_} * head_dim_);
+    if (const kv_status status = kv_attend(step_, layer, &queries, &out, nullptr);
+        status != KV_OK) {
+        return library_error("kv_attend", status);
+    }
+    return nothing{};
+}
+
+outcome<kv_step_report> kv_cache::end() {
+    kv_step_report report = KV_INIT(kv_step_report);
+    // The step is gone afterwards, whatever the status says.
+    const kv_status status = kv_step_end(std::exchange(step_, nullptr), &report);
+    if (status != KV_OK) {
+        return library_error("kv_step_end", status);
+    }
+    return report;
+}
+
+outcome<kv_pool_stats> kv_cache::statistics() const {
+    kv_pool_stats stats = KV_INIT(kv_pool_stats);
+    if (const kv_status status = kv_pool_get_stats(pool_.get(), &stats); status != KV_OK) {
+        return library_error("kv_pool_get_stats", status);
+    }
+    return stats;
+}
+
+outcome<std::uint64_t> kv_cache::retained(kv_seq sequence, std::uint32_t layer) const {
+    kv_seq_layer_info info = KV_INIT(kv_seq_layer_info);
+    const kv_status status = kv_seq_get_layer_info(pool_.get(), sequence, layer, &info);
+    if (status != KV_OK) {
+        return library_error("kv_seq_get_layer_info", status);
+    }
+    return info.retained;
+}
+
+}  // namespace generate

@@ -1,0 +1,71 @@
+// The engine's side of libkvrt: a pool for a model, its sequences, and one step at a time as an
+// object that attention can be asked of. Nothing here knows how keys and values are stored.
+//
+//     cache.begin(items) -> forward_pass::run(batch, cache, logits) -> cache.end()
+//
+// A step that is not ended is cancelled when the object goes or the next one begins.
+#pragma once
+
+#include <kvrt/kvrt.h>
+
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <vector>
+
+#include "llama.hpp"
+#include "outcome.hpp"
+
+namespace generate {
+
+struct cache_options {
+    std::uint32_t format = KV_FORMAT_F16;
+    std::uint32_t most_sequences = 1;
+    std::uint32_t most_tokens = 0;     // retained by one sequence
+    std::uint32_t most_step_rows = 0;  // in one step
+    std::uint32_t threads = 0;         // 0: one per processor
+};
+
+class kv_cache : public attention_cache {
+  public:
+    static outcome<kv_cache> create(const llama_config& config, const cache_options& options);
+
+    kv_cache(kv_cache&& other) noexcept;
+    kv_cache& operator=(kv_cache&&) = delete;
+    ~kv_cache() override;
+
+    // `policy` may be NULL: keep everything.
+    outcome<kv_seq> create_sequence(const kv_policy* policy);
+    outcome<nothing> release_sequence(kv_seq sequence);
+
+    struct item {
+        kv_seq sequence;
+        std::span<const token_id> tokens;
+    };
+
+    // Opens a step and reserves room for all tokens of all items, whose rows follow each other.
+    // Returns the position of each row, valid until the next begin.
+    outcome<std::span<const std::uint32_t>> begin(std::span<const item> items);
+    outcome<nothing> attend(std::uint32_t layer, const attention_rows& rows) override;
+    outcome<kv_step_report> end();
+
+    outcome<kv_pool_stats> statistics() const;
+    outcome<std::uint64_t> retained(kv_seq sequence, std::uint32_t layer) const;
+
+  private:
+    struct pool_release {
+        void operator()(kv_pool* pool) const { kv_pool_release(pool); }
+    };
+
+    kv_cache() = default;
+    void cancel();
+
+    std::unique_ptr<kv_pool, pool_release> pool_;
+    kv_step* step_ = nullptr;
+    std::vector<std::uint32_t> positions_;
+    std::uint32_t query_heads_ = 0;
+    std::uint32_t kv_heads_ = 0;
+    std::uint32_t head_dim_ = 0;
+};
+
+}  // namespace generate

@@ -1,0 +1,169 @@
+// The program: reads the arguments, loads the model, and writes one text, or the demo's two.
+//
+// The text goes to standard output, everything else to standard error. Exit status: 0 done, 1 the
+// model or the writing failed, 2 the arguments were wrong.
+#include <unistd.h>
+
+#include <chrono>
+#include <cstdio>
+#include <vector>
+
+#include "arguments.hpp"
+#include "chat.hpp"
+#include "gguf.hpp"
+#include "llama.hpp"
+#include "report.hpp"
+#include "text.hpp"
+#include "tokenizer.hpp"
+#include "unicode.hpp"
+#include "writer.hpp"
+
+namespace generate {
+
+namespace {
+
+// A conversation, so that a small model has something new to say all the time.
+constexpr const char* demo_questions[] = {
+    "What does a lighthouse do, and who works there?",
+    "Write a short story about a lighthouse keeper and a storm.",
+    "What happened to the keeper the next morning? Continue the story.",
+    "How do ships find their way across the sea?",
+    "Write a letter from a sailor to his family.",
+    "Why are there tides?",
+    "What should a sailor take along on a long voyage?",
+    "How do whales talk to each other?",
+    "Tell me more about the sea.",
+};
+
+int fail(const std::string& message) {
+    std::fprintf(stderr, "generate: %s\n", message.c_str());
+    return 1;
+}
+
+// A line that is overwritten on a terminal, or a line every hundred tokens elsewhere.
+void show_progress(const writing_progress& now) {
+    static const bool terminal = ::isatty(STDERR_FILENO) == 1;
+    const bool last = now.written == now.wanted;
+    if (!terminal && now.written % 100 != 0 && !last) {
+        return;
+    }
+    const std::string line =
+        fmt::format("{:5} of {} tokens   {:6.1f} tokens/s   cache {:>10}", now.written, now.wanted,
+                    now.tokens_per_second, readable_bytes(now.live_bytes));
+    std::fprintf(stderr, "%s%s%s", terminal ? "\r" : "", line.c_str(),
+                 terminal && !last ? "" : "\n");
+}
+
+void show_text(const writing_progress& now) {
+    std::fwrite(now.bytes.data(), 1, now.bytes.size(), stdout);
+    std::fflush(stdout);
+}
+
+struct loaded {
+    gguf_file file;
+    tokenizer words;
+    llama_model model;
+};
+
+outcome<loaded> load(const std::string& path) {
+    auto file = gguf_file::open(path);
+    if (!file) {
+        return file.failure();
+    }
+    auto words = tokenizer::from_gguf(*file);
+    if (!words) {
+        return error{fmt::format("'{}': {}", path, words.message())};
+    }
+    auto model = llama_model::load(*file);
+    if (!model) {
+        return error{fmt::format("'{}': {}", path, model.message())};
+    }
+    return loaded{std::move(*file), std::move(*words), std::move(*model)};
+}
+
+outcome<std::vector<writing_result>> run_demo(const loaded& engine, const arguments& wanted) {
+    const auto prompt =
+        prompt_tokens(engine.file, engine.words, demo_questions[0], prompt_style::chat);
+    if (!prompt) {
+        return prompt.failure();
+    }
+    writing_options options = wanted.writing;
+    options.temperature = 0.6;
+    options.top_p = 0.9;
+    options.repeat_penalty = 1.1;
+    options.stop_at_end = false;
+    for (const char* question : std::span(demo_questions).subspan(1)) {
+        options.follow_ups.push_back({question, follow_up_tokens(engine.words, question)});
+    }
+    std::vector<writing_result> runs;
+    for (const char* policy : {"full", "triattention"}) {
+        options.policy = policy;
+        const std::string heading =
+            options.policy == "full"
+                ? "with a full cache"
+                : fmt::format("with TriAttention, {} tokens retained, a round every {}",
+                              options.budget, options.every);
+        std::fprintf(stderr, "%s\n", heading.c_str());
+        auto result = write_text(engine.model, engine.words, *prompt, options, show_progress);
+        if (!result) {
+            return result.failure();
+        }
+        runs.push_back(std::move(*result));
+    }
+    std::printf("\n%s\n", report_table(runs).c_str());
+    for (const writing_result& run : runs) {
+        std::printf("---- %s ----\n> %s\n\n%s\n\n", run.policy.c_str(), demo_questions[0],
+                    valid_utf8(run.text).c_str());
+    }
+    return runs;
+}
+
+outcome<std::vector<writing_result>> run_prompt(const loaded& engine, const arguments& wanted) {
+    const auto prompt = prompt_tokens(engine.file, engine.words, wanted.prompt, wanted.style);
+    if (!prompt) {
+        return prompt.failure();
+    }
+    auto result = write_text(engine.model, engine.words, *prompt, wanted.writing, show_text);
+    if (!result) {
+        return result.failure();
+    }
+    std::printf("\n");
+    std::vector<writing_result> runs = {std::move(*result)};
+    std::fprintf(stderr, "\n%s", report_table(runs).c_str());
+    return runs;
+}
+
+int run(const arguments& wanted) {
+    auto engine = load(wanted.model);
+    if (!engine) {
+        return fail(engine.message());
+    }
+    const auto runs = wanted.demo ? run_demo(*engine, wanted) : run_prompt(*engine, wanted);
+    if (!runs) {
+        return fail(runs.message());
+    }
+    if (!wanted.report.empty()) {
+        if (auto written = write_report(wanted.report, *runs); !written) {
+            return fail(written.message());
+        }
+    }
+    return 0;
+}
+
+}  // namespace
+
+}  // namespace generate
+
+int main(int count, char** words) {
+    const auto wanted = generate::parse_arguments(
+        std::span<const char* const>(words, static_cast<std::size_t>(count)).subspan(1));
+    if (!wanted) {
+        std::fprintf(stderr, "generate: %s\n\n%s", wanted.message().c_str(), generate::usage());
+        return 2;
+    }
+    if (wanted->help) {
+        std::fputs(generate::usage(), stdout);
+        return 0;
+    }
+    return generate::run(*wanted);
+}
