@@ -605,7 +605,8 @@ typedef struct kv_compress_report {
 
 /* Runs one round now: score, select, move survivors forward in order, return the emptied blocks.
  * Shared blocks are left as they are and survivors copied: KV_AGAIN if there are no blocks for
- * that, and nothing has changed then. Inside an open step the round runs at its end.
+ * that, and nothing has changed then. Inside an open step the round runs at its end, if it is not
+ * cancelled; the step's report counts it.
  * options and report may be NULL. Errors: INVALID (no policy), STALE, AGAIN, UNSUPPORTED.
  * Threads: external. */
 KV_API KV_MUST_CHECK kv_status kv_compress(kv_pool *pool, kv_seq seq,

@@ -8,6 +8,9 @@ namespace kvrt {
 
 namespace {
 
+/// So that blocks of all sequences together stay below 2^64.
+constexpr uint64_t most_sequences = uint64_t{1} << 24;
+
 struct needed_blocks {
     uint64_t of_class[max_block_classes] = {};
 };
@@ -55,9 +58,9 @@ status plan(const kv_pool_config* config, const kv_model* model, kv_plan_report*
     KVRT_TRY(adopt(user, 0, "report (kv_plan_report)", report));
     kv_pool_config resolved;
     KVRT_TRY(resolve_config(config, resolved));
-    constexpr uint64_t most = uint64_t{1} << 32;
-    if (report.sequences > most || report.tokens_per_sequence > most) {
-        return fail(KV_TOO_LARGE, "report: sequences and tokens_per_sequence go up to {}", most);
+    if (report.sequences > most_sequences || report.tokens_per_sequence > max_position) {
+        return fail(KV_TOO_LARGE, "report: sequences goes up to {}, tokens_per_sequence up to {}",
+                    most_sequences, max_position);
     }
     // A pool without threads: its memory is reserved, not touched, and its bytes are counted.
     const auto pool = std::make_unique<kv_pool>();
@@ -79,8 +82,11 @@ status plan(const kv_pool_config* config, const kv_model* model, kv_plan_report*
         report.bytes_per_sequence += one.of_class[c] * store.blocks.block_bytes(c);
         slabs += ceil_divide<uint64_t>(all.of_class[c], store.blocks.blocks_per_slab(c));
     }
-    report.arena_bytes_needed = slabs * slab_bytes;
-    report.sequences_that_fit = largest(most, [&](uint64_t count) {
+    if (!checked_multiply(slabs, slab_bytes, report.arena_bytes_needed)) {
+        return fail(KV_TOO_LARGE, "report: {} sequences of {} tokens need more than 2^64 bytes",
+                    report.sequences, report.tokens_per_sequence);
+    }
+    report.sequences_that_fit = largest(most_sequences, [&](uint64_t count) {
         return store.blocks.could_ever_allocate(times(one, count).of_class);
     });
     report.tokens_that_fit = largest(max_position, [&](uint64_t tokens) {

@@ -123,7 +123,7 @@ status create(const kv_pool_config* config, const kv_model* model, kv_pool** out
         allocator.allocate = hooks.allocate;
         allocator.release = hooks.release;
     }
-    void* memory = allocate_zeroed(allocator, sizeof(kv_pool), alignof(kv_pool));
+    void* memory = allocate(allocator, sizeof(kv_pool), alignof(kv_pool), memory_contents::zeroed);
     if (memory == nullptr) {
         return fail(KV_NO_MEMORY, "the allocator refused {} bytes for the pool", sizeof(kv_pool));
     }

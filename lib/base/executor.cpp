@@ -109,7 +109,7 @@ status executor::start(host_allocator& allocator, uint32_t threads, const kv_hoo
     concurrency_ = std::min(threads == 0 ? processors : threads, max_threads);
     if (concurrency_ == 1) return KV_OK;
 
-    void* memory = allocate_zeroed(allocator, sizeof(workers), alignof(workers));
+    void* memory = allocate(allocator, sizeof(workers), alignof(workers), memory_contents::zeroed);
     if (memory == nullptr) {
         return fail(KV_NO_MEMORY, "threads: the allocator refused {} bytes", sizeof(workers));
     }

@@ -10,12 +10,13 @@ namespace kvrt {
 
 namespace {
 
-void* own_allocate_zeroed(std::size_t bytes, std::size_t alignment) {
+void* own_allocate(std::size_t bytes, std::size_t alignment, memory_contents contents) {
 #if defined(KVRT_HAS_MIMALLOC)
-    return mi_zalloc_aligned(bytes, alignment);
+    return contents == memory_contents::zeroed ? mi_zalloc_aligned(bytes, alignment)
+                                               : mi_malloc_aligned(bytes, alignment);
 #else
     void* memory = std::aligned_alloc(alignment, round_up(bytes, alignment));
-    if (memory != nullptr) std::memset(memory, 0, bytes);
+    if (memory != nullptr && contents == memory_contents::zeroed) std::memset(memory, 0, bytes);
     return memory;
 #endif
 }
@@ -30,13 +31,16 @@ void own_release(void* memory) {
 
 }  // namespace
 
-void* allocate_zeroed(host_allocator& allocator, std::size_t bytes, std::size_t alignment) {
+void* allocate(host_allocator& allocator, std::size_t bytes, std::size_t alignment,
+               memory_contents contents) {
     void* memory = nullptr;
     if (allocator.allocate != nullptr) {
         memory = allocator.allocate(allocator.user, bytes, alignment);
-        if (memory != nullptr) std::memset(memory, 0, bytes);
+        if (memory != nullptr && contents == memory_contents::zeroed) {
+            std::memset(memory, 0, bytes);
+        }
     } else {
-        memory = own_allocate_zeroed(bytes, alignment);
+        memory = own_allocate(bytes, alignment, contents);
     }
     if (memory != nullptr) {
         ++allocator.allocations;

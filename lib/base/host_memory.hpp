@@ -21,11 +21,15 @@ struct host_allocator {
     uint64_t live_bytes = 0;
 };
 
-/// Zeroed memory, or nullptr. Fresh pages of the system are not touched to zero them.
-void* allocate_zeroed(host_allocator& allocator, std::size_t bytes, std::size_t alignment);
+/// Large arrays that are written before they are read need not be touched at creation.
+enum class memory_contents { zeroed, undefined };
+
+/// Memory, or nullptr. The library's own allocator does not touch fresh pages to zero them.
+void* allocate(host_allocator& allocator, std::size_t bytes, std::size_t alignment,
+               memory_contents contents);
 void release(host_allocator& allocator, void* memory, std::size_t bytes, std::size_t alignment);
 
-/// A fixed array of trivial elements, zeroed, allocated once. Not resizable on purpose.
+/// A fixed array of trivial elements, allocated once. Not resizable on purpose.
 template <class element>
 class host_array {
     static_assert(std::is_trivially_destructible_v<element>);
@@ -44,14 +48,16 @@ class host_array {
     }
 
     /// NO_MEMORY names `what`. A count of zero is an empty array.
-    status allocate(host_allocator& allocator, uint64_t count, const char* what) {
+    status allocate(host_allocator& allocator, uint64_t count, const char* what,
+                    memory_contents contents = memory_contents::zeroed) {
         uint64_t bytes = 0;
         if (!checked_multiply(count, sizeof(element), bytes) || bytes > (uint64_t{1} << 46)) {
             return fail(KV_TOO_LARGE, "{}: {} elements of {} bytes are more than can be addressed",
                         what, count, sizeof(element));
         }
         if (count == 0) return KV_OK;
-        void* memory = allocate_zeroed(allocator, static_cast<std::size_t>(bytes), alignment);
+        void* memory =
+            kvrt::allocate(allocator, static_cast<std::size_t>(bytes), alignment, contents);
         if (memory == nullptr) {
             return fail(KV_NO_MEMORY, "{}: the allocator refused {} bytes", what, bytes);
         }

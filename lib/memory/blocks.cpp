@@ -30,7 +30,7 @@ status block_store::create(host_allocator& allocator, device_memory& device,
         KVRT_TRY(target.last_reader.allocate(allocator, blocks, "block fences"));
         KVRT_TRY(target.next_parked.allocate(allocator, blocks, "parked blocks"));
         KVRT_TRY(target.positions.allocate(allocator, blocks * target.positions_per_block,
-                                           "slot positions"));
+                                           "slot positions", memory_contents::undefined));
     }
     KVRT_TRY(device.reserve(settings.slabs * slab_bytes, slab_bytes, &arena_));
 

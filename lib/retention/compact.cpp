@@ -31,10 +31,12 @@ status create_retention(cache& store, retention_context& context) {
     host_allocator& allocator = store.allocator;
     KVRT_TRY(create_statistics(store, context.statistics));
     KVRT_TRY(context.chosen_lanes.allocate(allocator, model.lanes.size(), "round scratch"));
-    KVRT_TRY(context.scores.allocate(allocator, score_rows * context.slot_stride, "round scratch"));
-    KVRT_TRY(context.totals.allocate(allocator, kv_heads * context.slot_stride, "round scratch"));
-    KVRT_TRY(
-        context.survivors.allocate(allocator, kv_heads * context.slot_stride, "round scratch"));
+    KVRT_TRY(context.scores.allocate(allocator, score_rows * context.slot_stride, "round scratch",
+                                     memory_contents::undefined));
+    KVRT_TRY(context.totals.allocate(allocator, kv_heads * context.slot_stride, "round scratch",
+                                     memory_contents::undefined));
+    KVRT_TRY(context.survivors.allocate(allocator, kv_heads * context.slot_stride, "round scratch",
+                                        memory_contents::undefined));
     KVRT_TRY(
         context.target_table.allocate(allocator, store.sequences.max_blocks(), "round scratch"));
     KVRT_TRY(context.phases.allocate(allocator, phases, "round scratch"));

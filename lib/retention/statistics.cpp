@@ -39,8 +39,10 @@ status create_statistics(cache& store, statistics_store& statistics) {
         statistics.length += lane_statistics_length(store, lane);
     }
     const uint64_t whole = 3 * statistics.length;
-    KVRT_TRY(statistics.totals.allocate(allocator, sequences * whole, "query statistics"));
-    KVRT_TRY(statistics.pending.allocate(allocator, sequences * whole, "query statistics"));
+    KVRT_TRY(statistics.totals.allocate(allocator, sequences * whole, "query statistics",
+                                        memory_contents::undefined));
+    KVRT_TRY(statistics.pending.allocate(allocator, sequences * whole, "query statistics",
+                                         memory_contents::undefined));
     KVRT_TRY(statistics.tokens.allocate(allocator, sequences * lanes, "query statistics"));
     KVRT_TRY(statistics.pending_tokens.allocate(allocator, sequences * lanes, "query statistics"));
     KVRT_TRY(statistics.given.allocate(allocator, whole, "query statistics"));

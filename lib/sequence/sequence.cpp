@@ -11,7 +11,8 @@ status sequence_table::create(host_allocator& allocator, uint32_t max_sequences,
     KVRT_TRY(sequences_.allocate(allocator, max_sequences, "sequences (max_sequences)"));
     KVRT_TRY(lanes_.allocate(allocator, uint64_t{max_sequences} * lane_count, "lanes"));
     KVRT_TRY(tables_.allocate(allocator, uint64_t{max_sequences} * lane_count * max_blocks,
-                              "block tables (max_sequences, max_tokens_per_sequence)"));
+                              "block tables (max_sequences, max_tokens_per_sequence)",
+                              memory_contents::undefined));
     for (uint32_t i = 0; i < max_sequences; ++i) {
         new (&sequences_[i]) sequence;
         sequences_[i].lanes = lanes_.data() + uint64_t{i} * lane_count;
@@ -49,10 +50,6 @@ void sequence_table::close(sequence& target) {
     target.next_free = first_free_;
     first_free_ = index(target) + 1;
     --alive_;
-}
-
-void sequence_table::renew_generation(sequence& target) {
-    if (++target.generation == 0) target.generation = 1;
 }
 
 sequence* sequence_table::find(kv_seq handle) {

@@ -72,9 +72,6 @@ class sequence_table {
     status fail_stale(kv_seq handle) const;
 
     kv_seq handle(const sequence& source) const;
-    /// Makes the present handle stale while the sequence still runs in a step.
-    void renew_generation(sequence& target);
-
     uint32_t index(const sequence& source) const {
         return static_cast<uint32_t>(&source - sequences_.data());
     }
