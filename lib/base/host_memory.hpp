@@ -5,6 +5,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
+#include <memory>
 #include <type_traits>
 
 #include "base/checked.hpp"
@@ -29,7 +30,7 @@ void* allocate(host_allocator& allocator, std::size_t bytes, std::size_t alignme
                memory_contents contents);
 void release(host_allocator& allocator, void* memory, std::size_t bytes, std::size_t alignment);
 
-/// A fixed array of trivial elements, allocated once. Not resizable on purpose.
+/// A fixed array of plain elements, default-constructed where they have defaults, allocated once. Not resizable on purpose.
 template <class element>
 class host_array {
     static_assert(std::is_trivially_destructible_v<element>);
@@ -64,6 +65,9 @@ class host_array {
         allocator_ = &allocator;
         data_ = static_cast<element*>(memory);
         size_ = static_cast<std::size_t>(count);
+        if constexpr (!std::is_trivially_default_constructible_v<element>) {
+            std::uninitialized_default_construct_n(data_, size_);
+        }
         return KV_OK;
     }
 

@@ -1,7 +1,5 @@
 #include "sequence/sequence.hpp"
 
-#include <new>
-
 namespace kvrt {
 
 status sequence_table::create(host_allocator& allocator, uint32_t max_sequences,
@@ -14,7 +12,6 @@ status sequence_table::create(host_allocator& allocator, uint32_t max_sequences,
                               "block tables (max_sequences, max_tokens_per_sequence)",
                               memory_contents::undefined));
     for (uint32_t i = 0; i < max_sequences; ++i) {
-        new (&sequences_[i]) sequence;
         sequences_[i].lanes = lanes_.data() + uint64_t{i} * lane_count;
         for (uint32_t lane = 0; lane < lane_count; ++lane) {
             sequences_[i].lanes[lane].table =
