@@ -56,7 +56,8 @@ outcome<kv_cache> kv_cache::create(const llama_config& config, const cache_optio
     pool_config.max_step_tokens = options.most_step_rows;
     pool_config.threads = options.threads;
 
-    // The plan says how large an arena these limits need.
+    // The plan says how large an arena these limits need; until then, the smallest there is.
+    pool_config.arena_bytes = std::uint64_t{2} << 20;
     kv_plan_report plan = KV_INIT(kv_plan_report);
     if (const kv_status status = kv_plan(&pool_config, &model, &plan); status != KV_OK) {
         return library_error("kv_plan", status);

@@ -4,9 +4,11 @@
 
 #include <doctest/doctest.h>
 
+#include <algorithm>
 #include <cmath>
 #include <functional>
 #include <map>
+#include <random>
 
 #include "dense_cache.hpp"
 #include "gguf_builder.hpp"
@@ -200,4 +202,37 @@ TEST_CASE("llama: missing, misshapen and unknown tensors are refused") {
                    "'blk.0.attn_q.bias' that this engine has no use for"));
     CHECK(mentions(failure_after([](tiny_model& plan) { plan.shape("rope_freqs.weight") = {3}; }),
                    "'rope_freqs.weight' is not of shape"));
+}
+
+TEST_CASE("llama: damaged files are refused or run, never more") {
+    generate::set_matrix_threads(1);
+    const gguf_builder built = tiny_model().write();
+    // Most of a file is weights: aim at the description before them.
+    const std::size_t described = built.content.find("blk.0.attn_norm.weight") + 800;
+    std::mt19937 random(5);
+    int ran = 0;
+    for (int round = 0; round < 5000; ++round) {
+        gguf_builder damaged = built;
+        for (int i = 0; i < 1 + round % 3; ++i) {
+            damaged.content[random() % std::min(described, damaged.content.size())] =
+                static_cast<char>(random());
+        }
+        auto file = gguf_file::parse(damaged.bytes());
+        if (!file) {
+            continue;
+        }
+        auto model = llama_model::load(*file);
+        if (!model) {
+            continue;
+        }
+        const generate::token_id token = 0;
+        const std::uint32_t row = 0;
+        std::vector<float> logits(model->config.vocabulary);
+        generate::forward_pass pass(*model, 1);
+        dense_cache cache(model->config);
+        REQUIRE(pass.run({{&token, 1}, {&row, 1}, {&row, 1}}, cache, logits));
+        ++ran;
+    }
+    CHECK(ran > 0);
+    CHECK(ran < 5000);
 }
