@@ -1,6 +1,21 @@
+// The one place that compiles fmt's formatting; elsewhere fmt/core.h only checks format strings.
+#define FMT_HEADER_ONLY 1
+#include <fmt/format.h>
+
 #include "base/status.hpp"
 
 namespace kvrt {
+
+status fail_with(status code, fmt::string_view text, fmt::format_args values) noexcept {
+    char* buffer = message_buffer();
+    try {
+        const auto end = fmt::vformat_to_n(buffer, message_capacity - 1, text, values);
+        *end.out = '\0';
+    } catch (...) {
+        buffer[0] = '\0';
+    }
+    return code;
+}
 
 char* message_buffer() noexcept {
     thread_local char buffer[message_capacity] = "";

@@ -2,10 +2,9 @@
 // be right. `fail` is the only place that writes the message.
 #pragma once
 
-#include <fmt/format.h>
+#include <fmt/core.h>
 
 #include <cstddef>
-#include <utility>
 
 #include "kvrt/kvrt.h"
 
@@ -18,18 +17,13 @@ inline constexpr std::size_t message_capacity = 512;
 /// This thread's last message, always terminated.
 char* message_buffer() noexcept;
 
+/// Writes the message; compiled once, so that callers need no more of fmt than its checks.
+[[nodiscard]] status fail_with(status code, fmt::string_view text, fmt::format_args values) noexcept;
+
 template <class... arguments>
 [[nodiscard]] status fail(status code, fmt::format_string<arguments...> text,
-                          arguments&&... values) noexcept {
-    char* buffer = message_buffer();
-    try {
-        auto end = fmt::format_to_n(buffer, message_capacity - 1, text,
-                                    std::forward<arguments>(values)...);
-        *end.out = '\0';
-    } catch (...) {
-        buffer[0] = '\0';
-    }
-    return code;
+                          const arguments&... values) noexcept {
+    return fail_with(code, text, fmt::make_format_args(values...));
 }
 
 const char* status_name(status code) noexcept;
