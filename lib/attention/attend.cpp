@@ -1,0 +1,106 @@
+// Attention by the definition, in parallel over rows and heads: slow, until the kernels stand.
+#include <algorithm>
+#include <cmath>
+#include <limits>
+
+#include "attention/attend.hpp"
+
+namespace kvrt {
+
+namespace {
+
+struct row_of_item {
+    const attend_call& call;
+    const attend_item& item;
+    uint32_t row;   ///< within the item
+    uint32_t head;  ///< query head
+
+    uint32_t kv_head() const {
+        return head / (call.layer->query_heads / call.layer->kv_heads);
+    }
+    uint64_t position() const { return item.next_position - item.rows + row; }
+
+    bool sees(uint32_t slot) const {
+        if (slot >= item.slots - (item.rows - 1 - row)) return false;
+        if (call.layer->window == 0 || slot < call.layer->window_sinks) return true;
+        return int64_t{slot} >= item.window_first + int64_t{row};
+    }
+    uint64_t position_of(uint32_t slot) const {
+        if (slot >= item.explicit_slots) return item.next_position - (item.slots - slot);
+        const uint32_t block_tokens = call.layer->layout.block_tokens;
+        return call.positions.of(item.blocks[slot / block_tokens], kv_head())[slot % block_tokens];
+    }
+    double stored(const operand_layout& operand, uint32_t slot, uint32_t dim) const {
+        const uint32_t block_tokens = call.layer->layout.block_tokens;
+        const std::byte* block = block_address(call.arena, item.blocks[slot / block_tokens]);
+        return load_element(block + operand.at(slot % block_tokens, kv_head(), dim), operand.type);
+    }
+
+    double logit(uint32_t slot) const {
+        const attend_layer& layer = *call.layer;
+        double sum = 0.0;
+        for (uint32_t d = 0; d < layer.layout.keys.dim; ++d) {
+            sum += double{load_element(call.queries.at(item.first_row + row, head, d),
+                                       call.queries.type)} *
+                   stored(layer.layout.keys, slot, d);
+        }
+        sum *= layer.scale;
+        if (layer.softcap != 0.0f) sum = layer.softcap * std::tanh(sum / layer.softcap);
+        if (layer.alibi_slopes != nullptr) {
+            sum += double{layer.alibi_slopes[head]} * (static_cast<double>(position_of(slot)) -
+                                                       static_cast<double>(position()));
+        }
+        return sum;
+    }
+
+    double sink() const {
+        return call.layer->sink_logits != nullptr ? double{call.layer->sink_logits[head]}
+                                                  : -std::numeric_limits<double>::infinity();
+    }
+
+    void attend() const {
+        const attend_layer& layer = *call.layer;
+        const uint32_t dims = layer.layout.values.dim;
+        double largest = sink();
+        for (uint32_t slot = 0; slot < item.slots; ++slot) {
+            if (sees(slot)) largest = std::max(largest, logit(slot));
+        }
+        double denominator = std::exp(sink() - largest);
+        if (!std::isfinite(largest)) denominator = 0.0;
+        double out[1024] = {};
+        for (uint32_t slot = 0; slot < item.slots; ++slot) {
+            if (!sees(slot)) continue;
+            const double weight = std::exp(logit(slot) - largest);
+            denominator += weight;
+            for (uint32_t d = 0; d < dims; ++d) {
+                out[d] += weight * stored(layer.layout.values, slot, d);
+            }
+        }
+        for (uint32_t d = 0; d < dims; ++d) {
+            const double value = denominator != 0.0 ? out[d] / denominator : 0.0;
+            store_element(call.out.at(item.first_row + row, head, d), call.out.type,
+                          static_cast<float>(value));
+        }
+        if (call.log_sum_exp != nullptr) {
+            call.log_sum_exp[uint64_t{item.first_row + row} * layer.query_heads + head] =
+                static_cast<float>(largest + std::log(denominator));
+        }
+    }
+};
+
+}  // namespace
+
+uint64_t attend_workspace_bytes(const attend_layer&, uint32_t) { return 0; }
+
+const char* attend_target_name() { return "reference"; }
+
+void attend(const attend_call& call, executor& threads) {
+    for (uint32_t i = 0; i < call.item_count; ++i) {
+        const uint32_t heads = call.layer->query_heads;
+        threads.for_each(call.items[i].rows * heads, [&](uint32_t unit) {
+            row_of_item{call, call.items[i], unit / heads, unit % heads}.attend();
+        });
+    }
+}
+
+}  // namespace kvrt
