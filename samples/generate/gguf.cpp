@@ -408,7 +408,7 @@ outcome<bool> gguf_file::flag(std::string_view key, bool fallback) const {
 }
 
 outcome<std::string> gguf_file::text(std::string_view key,
-                                     std::optional<std::string> fallback) const {
+                                     const std::optional<std::string>& fallback) const {
     return typed_value<std::string>(*this, key, "a string", fallback);
 }
 

@@ -54,7 +54,7 @@ class gguf_file {
                            std::optional<double> fallback = std::nullopt) const;
     outcome<bool> flag(std::string_view key, bool fallback) const;
     outcome<std::string> text(std::string_view key,
-                              std::optional<std::string> fallback = std::nullopt) const;
+                              const std::optional<std::string>& fallback = std::nullopt) const;
     outcome<std::vector<std::string>> texts(std::string_view key) const;
 
   private:

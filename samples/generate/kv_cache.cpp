@@ -78,7 +78,7 @@ outcome<kv_cache> kv_cache::create(const llama_config& config, const cache_optio
 }
 
 kv_cache::kv_cache(kv_cache&& other) noexcept
-    : attention_cache(std::move(other)),
+    : attention_cache(other),
       pool_(std::move(other.pool_)),
       step_(std::exchange(other.step_, nullptr)),
       positions_(std::move(other.positions_)),

@@ -1,11 +1,12 @@
 #!/usr/bin/env python3
 """Makes the golden files beside it with engines that share no code with the sample.
 
-    python3 -m venv /tmp/golden && /tmp/golden/bin/pip install llama-cpp-python gguf tokenizers
-    /tmp/golden/bin/python tests/samples/golden/make_golden.py build/models/SmolLM2-135M-Instruct.Q4_1.gguf
+    python3 -m venv /tmp/golden
+    /tmp/golden/bin/pip install llama-cpp-python==0.3.36 gguf==0.19.0 tokenizers==0.23.3
+    /tmp/golden/bin/python tests/samples/golden/make_golden.py build/models/SmolLM2*.gguf
 
-logits_f32.txt     llama.cpp on the same weights, dequantised to F32 by the gguf package, with an F32
-                   cache: the arithmetic of the sample, in another order.
+logits_f32.txt     llama.cpp on the same weights, dequantised to F32 by the gguf package, with an
+                   F32 cache: the arithmetic of the sample, in another order.
 logits_stored.txt  llama.cpp on the file as it is: weights stay Q4_1 and Q8_0, and activations are
                    rounded to 8 bits for every product, which moves logits visibly.
 tokenizer.txt      token ids from the tokenizers package, built from the file's vocabulary.
