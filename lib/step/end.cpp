@@ -8,8 +8,9 @@ namespace kvrt {
 
 void undo_lanes(step& target, uint32_t item_index, uint32_t lane_count) {
     cache& store = *target.context->store;
-    sequence& owner = *target.arrays->items[item_index].owner;
-    for (uint32_t lane = 0; lane < lane_count; ++lane) {
+    const step_item& item = target.arrays->items[item_index];
+    sequence& owner = *item.owner;
+    for (uint32_t lane = 0; item.grew && lane < lane_count; ++lane) {
         const lane_undo& undo = target.arrays->undo[item_index * store.model.lanes.size() + lane];
         const uint32_t class_index = store.model.lanes[lane].class_index;
         lane_state& state = owner.lanes[lane];
@@ -46,8 +47,7 @@ void settle_item(step& target, uint32_t item_index, kv_step_report& report) {
     for (uint32_t lane = 0; item.grew && lane < lanes; ++lane) {
         const lane_undo& undo = target.arrays->undo[item_index * lanes + lane];
         if (undo.replaced != no_block) {
-            store.blocks.drop(store.model.lanes[lane].class_index, undo.replaced, target.number,
-                              store.fences);
+            drop_block(store, lane, undo.replaced, target.number, rolled_back);
         }
         shrink_table(store, owner, lane, store.model.blocks_for(owner.lanes[lane].slots),
                      rolled_back);
