@@ -34,8 +34,8 @@ status create(kv_pool& pool, const kv_seq_config* config, kv_seq* out_seq) {
 status release(kv_pool& pool, kv_seq handle) {
     sequence* target = pool.store.sequences.find(handle);
     if (target == nullptr) {
-        const status verdict = pool.store.sequences.fail_stale(handle);
-        return verdict == KV_STALE ? KV_OK : verdict;
+        if (pool.store.sequences.is_handle(handle)) return KV_OK;  // no error, so no message
+        return pool.store.sequences.fail_stale(handle);
     }
     if (target->in_step) {
         target->release_at_step_end = true;

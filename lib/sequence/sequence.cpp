@@ -58,9 +58,13 @@ sequence* sequence_table::find(kv_seq handle) {
     return fits ? &target : nullptr;
 }
 
-status sequence_table::fail_stale(kv_seq handle) const {
+bool sequence_table::is_handle(kv_seq handle) const {
     const uint32_t number = static_cast<uint32_t>(handle);
-    if (number == 0 || number > sequences_.size() || handle >> 32 == 0) {
+    return number != 0 && number <= sequences_.size() && handle >> 32 != 0;
+}
+
+status sequence_table::fail_stale(kv_seq handle) const {
+    if (!is_handle(handle)) {
         return fail(KV_INVALID, "seq {:#x} is no handle that kv_seq_create or kv_seq_fork gave",
                     handle);
     }

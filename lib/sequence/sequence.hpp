@@ -69,6 +69,8 @@ class sequence_table {
 
     /// nullptr for a stale or invalid handle; `fail_stale` says which.
     sequence* find(kv_seq handle);
+    /// Could this handle have come from here, now or earlier?
+    bool is_handle(kv_seq handle) const;
     status fail_stale(kv_seq handle) const;
 
     kv_seq handle(const sequence& source) const;
