@@ -5,8 +5,8 @@
 
 namespace kvrt {
 
-/// The config with its defaults filled in, checked.
-status resolve_config(const kv_pool_config* config, kv_pool_config& resolved);
+/// The config with its defaults filled in, and its hooks (all null when it has none), checked.
+status resolve_config(const kv_pool_config* config, kv_pool_config& resolved, kv_hooks& hooks);
 
 /// Allocates everything of a pool but its threads. `resolved` comes from resolve_config.
 status create_stores(const kv_pool_config& resolved, const kv_model* model, kv_pool& pool);

@@ -57,7 +57,8 @@ status plan(const kv_pool_config* config, const kv_model* model, kv_plan_report*
     kv_plan_report report;
     KVRT_TRY(adopt(user, 0, "report (kv_plan_report)", report));
     kv_pool_config resolved;
-    KVRT_TRY(resolve_config(config, resolved));
+    kv_hooks hooks;
+    KVRT_TRY(resolve_config(config, resolved, hooks));
     if (report.sequences > most_sequences || report.tokens_per_sequence > max_position) {
         return fail(KV_TOO_LARGE, "report: sequences goes up to {}, tokens_per_sequence up to {}",
                     most_sequences, max_position);

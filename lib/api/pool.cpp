@@ -21,7 +21,7 @@ status check_range(const char* name, uint64_t value, uint64_t low, uint64_t high
 
 }  // namespace
 
-status resolve_config(const kv_pool_config* config, kv_pool_config& resolved) {
+status resolve_config(const kv_pool_config* config, kv_pool_config& resolved, kv_hooks& hooks) {
     constexpr uint32_t known_flags =
         KV_POOL_ELASTIC | KV_POOL_THREAD_SAFE | KV_POOL_DEBUG | KV_POOL_HOST_FENCES;
     KVRT_TRY(adopt(config, known_flags, "config (kv_pool_config)", resolved));
@@ -60,7 +60,14 @@ status resolve_config(const kv_pool_config* config, kv_pool_config& resolved) {
     KVRT_TRY(
         check_range("max_step_sequences", resolved.max_step_sequences, 1, resolved.max_sequences));
     KVRT_TRY(check_range("max_step_tokens", resolved.max_step_tokens, 1, max_token_limit));
-    return check_range("threads", resolved.threads, 0, max_thread_limit);
+    KVRT_TRY(check_range("threads", resolved.threads, 0, max_thread_limit));
+    hooks = KV_INIT(kv_hooks);
+    if (resolved.hooks == nullptr) return KV_OK;
+    KVRT_TRY(adopt(resolved.hooks, 0, "config.hooks (kv_hooks)", hooks));
+    if ((hooks.allocate == nullptr) != (hooks.release == nullptr)) {
+        return fail(KV_INVALID, "config.hooks: allocate and release come together");
+    }
+    return KV_OK;
 }
 
 status create_stores(const kv_pool_config& resolved, const kv_model* model, kv_pool& pool) {
@@ -111,18 +118,12 @@ void destroy(kv_pool* pool) {
 
 status create(const kv_pool_config* config, const kv_model* model, kv_pool** out_pool) {
     kv_pool_config resolved;
-    KVRT_TRY(resolve_config(config, resolved));
+    kv_hooks hooks;
+    KVRT_TRY(resolve_config(config, resolved, hooks));
     host_allocator allocator;
-    kv_hooks hooks = KV_INIT(kv_hooks);
-    if (resolved.hooks != nullptr) {
-        KVRT_TRY(adopt(resolved.hooks, 0, "config.hooks (kv_hooks)", hooks));
-        if ((hooks.allocate == nullptr) != (hooks.release == nullptr)) {
-            return fail(KV_INVALID, "config.hooks: allocate and release come together");
-        }
-        allocator.user = hooks.user;
-        allocator.allocate = hooks.allocate;
-        allocator.release = hooks.release;
-    }
+    allocator.user = hooks.user;
+    allocator.allocate = hooks.allocate;
+    allocator.release = hooks.release;
     void* memory = allocate(allocator, sizeof(kv_pool), alignof(kv_pool), memory_contents::zeroed);
     if (memory == nullptr) {
         return fail(KV_NO_MEMORY, "the allocator refused {} bytes for the pool", sizeof(kv_pool));
