@@ -24,10 +24,13 @@ template <class struct_type>
                            struct_type& local) {
     static_assert(std::is_trivially_copyable_v<struct_type>);
     KVRT_TRY(check_struct(user, sizeof(struct_type), known_flags, name));
+    // Byte by byte: in an array of a version's odd size, structs lie off their alignment.
+    const void* source = user;
+    uint32_t size = 0;
+    std::memcpy(&size, source, sizeof size);
     std::memset(static_cast<void*>(&local), 0, sizeof local);
-    const uint32_t bytes =
-        std::min<uint32_t>(user->struct_size, static_cast<uint32_t>(sizeof local));
-    std::memcpy(static_cast<void*>(&local), user, bytes);
+    std::memcpy(static_cast<void*>(&local), source,
+                std::min<uint32_t>(size, static_cast<uint32_t>(sizeof local)));
     return KV_OK;
 }
 
