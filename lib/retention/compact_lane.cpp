@@ -90,10 +90,7 @@ void compact_lane(const round_plan& plan, uint32_t lane, bool common, compaction
     });
 
     const auto drop = [&](block_id id) {
-        if (blocks.drop(geometry.class_index, id, plan.owner.last_fence, plan.store.fences)) {
-            ++report.returned.blocks;
-            report.returned.bytes += blocks.block_bytes(geometry.class_index);
-        }
+        drop_block(plan.store, lane, id, plan.owner.last_fence, report.returned);
     };
     for (uint32_t i = 0; i < kept_blocks; ++i) {
         if (target[i] != state.table[i]) drop(state.table[i]);

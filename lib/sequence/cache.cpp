@@ -20,16 +20,19 @@ void measure_room(const cache& store, sequence& owner) {
     owner.room = room;
 }
 
+void drop_block(cache& store, uint32_t lane, block_id id, uint64_t fence,
+                returned_blocks& returned) {
+    const uint32_t class_index = store.model.lanes[lane].class_index;
+    if (!store.blocks.drop(class_index, id, fence, store.fences)) return;
+    ++returned.blocks;
+    returned.bytes += store.blocks.block_bytes(class_index);
+}
+
 void shrink_table(cache& store, sequence& owner, uint32_t lane, uint32_t keep,
                   returned_blocks& returned) {
     lane_state& state = owner.lanes[lane];
-    const uint32_t class_index = store.model.lanes[lane].class_index;
     while (state.blocks > keep) {
-        const block_id id = state.table[--state.blocks];
-        if (store.blocks.drop(class_index, id, owner.last_fence, store.fences)) {
-            ++returned.blocks;
-            returned.bytes += store.blocks.block_bytes(class_index);
-        }
+        drop_block(store, lane, state.table[--state.blocks], owner.last_fence, returned);
     }
 }
 
@@ -169,11 +172,7 @@ void slide_windows(cache& store, sequence& target, returned_blocks& returned) {
             state.explicit_slots = front_slots;
         }
         for (uint32_t i = 0; i < blocks; ++i) {
-            if (store.blocks.drop(geometry.class_index, state.table[front_blocks + i],
-                                  target.last_fence, store.fences)) {
-                ++returned.blocks;
-                returned.bytes += store.blocks.block_bytes(geometry.class_index);
-            }
+            drop_block(store, lane, state.table[front_blocks + i], target.last_fence, returned);
         }
         std::copy(state.table + front_blocks + blocks, state.table + state.blocks,
                   state.table + front_blocks);

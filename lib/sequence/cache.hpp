@@ -37,6 +37,10 @@ struct returned_blocks {
     uint64_t bytes = 0;
 };
 
+/// Drops one reference of a reader whose last step was `fence`; counts the block if it was the last.
+void drop_block(cache& store, uint32_t lane, block_id id, uint64_t fence,
+                returned_blocks& returned);
+
 /// Drops the blocks of a lane's table from index `keep` on.
 void shrink_table(cache& store, sequence& owner, uint32_t lane, uint32_t keep,
                   returned_blocks& returned);
