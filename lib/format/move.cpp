@@ -1,6 +1,6 @@
 // Moving slots. Rows are copied whole, the rows to come prefetched. Columns of a dim-major key tile
-// are moved a group of 16 target slots at a time: for each source group that has survivors in it,
-// every line of its tile is read once, its survivors are permuted to their new lanes, and merged
+// are moved a group of 16 target slots at a time: every line of the source groups that have
+// survivors in it is read once, the survivors in it are permuted to their new lanes, and merged
 // into the target's line.
 //
 // In place is safe. Target group g takes slots from source groups >= g only (survivors[i] >= i),
@@ -12,6 +12,7 @@
 
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "format/move.cpp"
+#include <hwy/cache_control.h>
 #include <hwy/foreach_target.h>
 #include <hwy/highway.h>
 
@@ -25,6 +26,14 @@ namespace {
 namespace hn = hwy::HWY_NAMESPACE;
 
 constexpr uint32_t line_bytes = 64;
+constexpr uint32_t rows_ahead = 16;
+
+// How far ahead each of up to 16 streams is prefetched. More would push out what has not been used
+// yet: tiles of one head lie a power of two apart and share sets of the cache.
+constexpr uint32_t bytes_ahead = 24 * line_bytes;
+
+// More survivors than this are written past the caches: the next step would not find them there.
+constexpr uint64_t bytes_past_caches = 256 << 10;
 
 // Up to 16 slots of one source group that go to one target group.
 struct column_run {
@@ -33,41 +42,74 @@ struct column_run {
     uint16_t lanes = 0;                 // of the target that this run fills
 };
 
+// What makes up one target group, in ascending source order: the keys as columns of tiles, the
+// values as rows.
+struct column_runs {
+    column_run run[slot_group];
+    uint32_t count = 0;
+    uint32_t lanes = 0;  // of all runs
+    const std::byte* rows[slot_group] = {};
+    uint32_t row_count = 0;
+};
+
+// Into the second-level cache: the first level's few miss buffers would be the bottleneck.
+HWY_INLINE void prefetch_line(const std::byte* address) { __builtin_prefetch(address, 0, 2); }
+
 HWY_INLINE void prefetch_bytes(const std::byte* address, uint32_t bytes) {
-    for (uint32_t i = 0; i < bytes; i += line_bytes) __builtin_prefetch(address + i);
+    for (uint32_t i = 0; i < bytes; i += line_bytes) prefetch_line(address + i);
 }
 
 #if HWY_TARGET == HWY_AVX3 || HWY_TARGET == HWY_AVX3_DL
 
-// Two rows of 16-bit elements, or one of 32-bit, are one register and one line.
+// Line by line, all runs at once: their tiles are as many streams for the processor's prefetcher,
+// and each line of the target is put together in a register. Two rows of 16-bit elements, or one of
+// 32-bit, are one register and one line.
 template <class word>
-HWY_INLINE void move_columns(const column_run& run, const std::byte* next, uint32_t dim, bool first,
-                             std::byte* target) {
-    const uint32_t lines = dim * slot_group * uint32_t{sizeof(word)} / line_bytes;
-    if constexpr (sizeof(word) == 2) {
-        const __m256i lanes =
-            _mm256_cvtepu8_epi16(_mm_loadu_si128(reinterpret_cast<const __m128i*>(run.from)));
-        const __m512i from = _mm512_inserti64x4(_mm512_castsi256_si512(lanes),
-                                                _mm256_add_epi16(lanes, _mm256_set1_epi16(16)), 1);
-        const __mmask32 mask = static_cast<__mmask32>(run.lanes) * 0x10001u;
-        for (uint32_t i = 0; i < lines; ++i) {
-            if (next != nullptr) __builtin_prefetch(next + i * line_bytes);
-            const __m512i line = _mm512_loadu_si512(run.source + i * line_bytes);
-            std::byte* out = target + i * line_bytes;
-            _mm512_storeu_si512(out, first ? _mm512_maskz_permutexvar_epi16(mask, from, line)
-                                           : _mm512_mask_permutexvar_epi16(_mm512_loadu_si512(out),
-                                                                           mask, from, line));
+void merge_columns(const column_runs& runs, const column_runs& next, uint32_t dim,
+                   uint32_t row_bytes, bool stream, std::byte* target) {
+    constexpr bool wide = sizeof(word) == 4;
+    __m512i from[slot_group];
+    __mmask32 lanes[slot_group];
+    for (uint32_t r = 0; r < runs.count; ++r) {
+        const __m128i bytes = _mm_loadu_si128(reinterpret_cast<const __m128i*>(runs.run[r].from));
+        if constexpr (wide) {
+            from[r] = _mm512_cvtepu8_epi32(bytes);
+            lanes[r] = runs.run[r].lanes;
+        } else {
+            const __m256i row = _mm256_cvtepu8_epi16(bytes);
+            from[r] = _mm512_inserti64x4(_mm512_castsi256_si512(row),
+                                         _mm256_add_epi16(row, _mm256_set1_epi16(16)), 1);
+            lanes[r] = runs.run[r].lanes * 0x10001u;
         }
-    } else {
-        const __m512i from =
-            _mm512_cvtepu8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(run.from)));
-        for (uint32_t i = 0; i < lines; ++i) {
-            if (next != nullptr) __builtin_prefetch(next + i * line_bytes);
-            const __m512i line = _mm512_loadu_si512(run.source + i * line_bytes);
-            std::byte* out = target + i * line_bytes;
-            _mm512_storeu_si512(out, first ? _mm512_maskz_permutexvar_epi32(run.lanes, from, line)
-                                           : _mm512_mask_permutexvar_epi32(_mm512_loadu_si512(out),
-                                                                           run.lanes, from, line));
+    }
+    const bool whole = runs.lanes == 0xffffu;
+    const uint32_t bytes = dim * slot_group * uint32_t{sizeof(word)};
+    uint32_t row = 0, row_line = 0;  // of next, prefetched bit by bit
+    const uint32_t row_lines_each = (row_bytes * slot_group + bytes - 1) / bytes;
+    for (uint32_t i = 0; i < bytes; i += line_bytes) {
+        for (uint32_t k = 0; k < row_lines_each && row < next.row_count; ++k) {
+            prefetch_line(next.rows[row] + row_line);
+            row_line += line_bytes;
+            if (row_line >= row_bytes) ++row, row_line = 0;
+        }
+        const bool within = i + bytes_ahead < bytes;
+        const column_runs& coming = within ? runs : next;
+        const uint32_t place = within ? i + bytes_ahead : i + bytes_ahead - bytes;
+        for (uint32_t r = 0; r < coming.count; ++r) prefetch_line(coming.run[r].source + place);
+        __m512i line = whole ? _mm512_setzero_si512() : _mm512_loadu_si512(target + i);
+        for (uint32_t r = 0; r < runs.count; ++r) {
+            const __m512i source = _mm512_loadu_si512(runs.run[r].source + i);
+            if constexpr (wide) {
+                line = _mm512_mask_permutexvar_epi32(line, static_cast<__mmask16>(lanes[r]),
+                                                     from[r], source);
+            } else {
+                line = _mm512_mask_permutexvar_epi16(line, lanes[r], from[r], source);
+            }
+        }
+        if (stream && whole) {
+            _mm512_stream_si512(reinterpret_cast<__m512i*>(target + i), line);
+        } else {
+            _mm512_storeu_si512(target + i, line);
         }
     }
 }
@@ -75,35 +117,40 @@ HWY_INLINE void move_columns(const column_run& run, const std::byte* next, uint3
 #else
 
 template <class word>
-HWY_INLINE void move_columns(const column_run& run, const std::byte* next, uint32_t dim,
-                             bool /*first*/, std::byte* target) {
-    const word* source = reinterpret_cast<const word*>(run.source);
+void merge_columns(const column_runs& runs, const column_runs& next, uint32_t dim,
+                   uint32_t row_bytes, bool /*stream*/, std::byte* target) {
+    const uint32_t bytes = dim * slot_group * uint32_t{sizeof(word)};
+    for (uint32_t r = 0; r < next.row_count; ++r) prefetch_bytes(next.rows[r], row_bytes);
+    for (uint32_t r = 0; r < next.count; ++r) prefetch_bytes(next.run[r].source, bytes);
     word* out = reinterpret_cast<word*>(target);
-    if (next != nullptr) prefetch_bytes(next, dim * slot_group * uint32_t{sizeof(word)});
-    for (uint32_t rest = run.lanes; rest != 0; rest &= rest - 1) {
-        const uint32_t lane = static_cast<uint32_t>(hwy::Num0BitsBelowLS1Bit_Nonzero32(rest));
-        const uint32_t from = run.from[lane];
-        for (uint32_t i = 0; i < dim; ++i)
-            out[i * slot_group + lane] = source[i * slot_group + from];
+    for (uint32_t r = 0; r < runs.count; ++r) {
+        const word* source = reinterpret_cast<const word*>(runs.run[r].source);
+        for (uint32_t lane = 0; lane < slot_group; ++lane) {
+            if ((runs.run[r].lanes >> lane & 1u) == 0) continue;
+            const uint32_t from = runs.run[r].from[lane];
+            for (uint32_t i = 0; i < dim; ++i) {
+                out[i * slot_group + lane] = source[i * slot_group + from];
+            }
+        }
     }
 }
 
 #endif
 
 // `bytes` is a multiple of 16; source and target are the same or apart.
-HWY_INLINE void copy_row(const std::byte* source, std::byte* target, uint32_t bytes) {
+HWY_INLINE void copy_row(const std::byte* source, std::byte* target, uint32_t bytes, bool stream) {
     const hn::CappedTag<uint8_t, 64> wide;
     const hn::CappedTag<uint8_t, 16> narrow;
     const uint8_t* from = reinterpret_cast<const uint8_t*>(source);
     uint8_t* to = reinterpret_cast<uint8_t*>(target);
+    const uint32_t step = static_cast<uint32_t>(hn::Lanes(wide));
+    const uint32_t small_step = static_cast<uint32_t>(hn::Lanes(narrow));
     uint32_t i = 0;
-    for (const uint32_t step = static_cast<uint32_t>(hn::Lanes(wide)); i + step <= bytes;
-         i += step) {
-        hn::StoreU(hn::LoadU(wide, from + i), wide, to + i);
+    if (stream && reinterpret_cast<uintptr_t>(target) % line_bytes == 0) {
+        for (; i + step <= bytes; i += step) hn::Stream(hn::LoadU(wide, from + i), wide, to + i);
     }
-    for (const uint32_t step = static_cast<uint32_t>(hn::Lanes(narrow)); i < bytes; i += step) {
-        hn::StoreU(hn::LoadU(narrow, from + i), narrow, to + i);
-    }
+    for (; i + step <= bytes; i += step) hn::StoreU(hn::LoadU(wide, from + i), wide, to + i);
+    for (; i < bytes; i += small_step) hn::StoreU(hn::LoadU(narrow, from + i), narrow, to + i);
 }
 
 // Where slots of one operand and head lie.
@@ -120,77 +167,80 @@ struct slot_addresses {
     uint32_t row_bytes() const { return operand.dim * element_bytes(operand.type); }
 };
 
-constexpr uint32_t rows_ahead = 16;
-
 // Rows survivors[first .. end) of an operand whose dims are contiguous.
 void move_rows(const slot_addresses& place, const move_list& moves, uint32_t first, uint32_t end,
-               uint32_t prefetch_end) {
+               bool stream) {
     const uint32_t bytes = place.row_bytes();
     for (uint32_t i = first; i < end; ++i) {
-        if (i + rows_ahead < prefetch_end) {
-            prefetch_bytes(place.of(moves.source, moves.survivors[i + rows_ahead]), bytes);
-        }
         const std::byte* source = place.of(moves.source, moves.survivors[i]);
         std::byte* target = place.of(moves.target, i);
-        if (source != target) copy_row(source, target, bytes);
+        if (source != target) copy_row(source, target, bytes, stream);
+    }
+}
+
+void prefetch_rows(const slot_addresses& place, const move_list& moves, uint32_t first,
+                   uint32_t end) {
+    for (uint32_t i = first; i < end; ++i) {
+        prefetch_bytes(place.of(moves.source, moves.survivors[i]), place.row_bytes());
     }
 }
 
 // Splits the survivors that become slots [first, end), all of one target group, by source group.
-uint32_t find_runs(const slot_addresses& place, const move_list& moves, uint32_t first,
-                   uint32_t end, column_run* runs) {
-    uint32_t count = 0, current = ~uint32_t{0};
+HWY_INLINE void find_runs(const slot_addresses& place, const slot_addresses& values,
+                          const move_list& moves, uint32_t first, uint32_t end, column_runs& runs) {
+    runs.count = 0;
+    runs.lanes = 0;
+    runs.row_count = 0;
+    uint32_t current = ~uint32_t{0};
     for (uint32_t i = first; i < end; ++i) {
         const uint32_t slot = moves.survivors[i];
         const uint32_t group = slot / slot_group;
-        const std::byte* tile = place.of(moves.source, group * slot_group);
-        if (slot == i && tile == place.of(moves.target, group * slot_group)) continue;
         if (group != current) {
+            const std::byte* tile = place.of(moves.source, group * slot_group);
+            // Slots that lie where they should are a prefix of the survivors.
+            if (slot == i && tile == place.of(moves.target, group * slot_group)) continue;
             current = group;
-            runs[count] = column_run();
-            runs[count++].source = tile;
+            runs.run[runs.count] = column_run();
+            runs.run[runs.count++].source = tile;
         }
-        column_run& run = runs[count - 1];
+        runs.rows[runs.row_count++] = values.of(moves.source, slot);
+        column_run& run = runs.run[runs.count - 1];
         run.from[i % slot_group] = static_cast<uint8_t>(slot % slot_group);
         run.lanes = static_cast<uint16_t>(run.lanes | 1u << i % slot_group);
+        runs.lanes |= run.lanes;
     }
-    return count;
 }
 
 template <class word>
 void move_native(const slot_addresses& keys, const slot_addresses& values, const move_list& moves,
-                 uint32_t first) {
-    // Values follow one group behind, so that their rows have arrived when they are copied.
-    const uint32_t value_bytes = values.row_bytes();
-    uint32_t values_done = first;
-    for (uint32_t i = first; i < moves.count;) {
-        const uint32_t group_start = i / slot_group * slot_group;
-        const uint32_t end = HWY_MIN(group_start + slot_group, moves.count);
-        column_run runs[slot_group];
-        const uint32_t count = find_runs(keys, moves, i, end, runs);
-        uint32_t lanes = 0;
-        for (uint32_t r = 0; r < count; ++r) lanes |= runs[r].lanes;
-        const std::byte* after =
-            end < moves.count
-                ? keys.of(moves.source, moves.survivors[end] / slot_group * slot_group)
-                : nullptr;
-        std::byte* target = keys.of(moves.target, group_start);
-        for (uint32_t r = 0; r < count; ++r) {
-            for (uint32_t rest = runs[r].lanes; rest != 0; rest &= rest - 1) {
-                const uint32_t lane =
-                    static_cast<uint32_t>(hwy::Num0BitsBelowLS1Bit_Nonzero32(rest));
-                prefetch_bytes(values.of(moves.source, moves.survivors[group_start + lane]),
-                               value_bytes);
-            }
-            const bool whole = r == 0 && lanes == 0xffffu;
-            move_columns<word>(runs[r], r + 1 < count ? runs[r + 1].source : after,
-                               keys.operand.dim, whole, target);
-        }
-        move_rows(values, moves, values_done, i, 0);
-        values_done = i;
+                 uint32_t first, bool stream) {
+    column_runs runs[2];
+    const auto group_end = [&](uint32_t slot) {
+        return HWY_MIN(slot / slot_group * slot_group + slot_group, moves.count);
+    };
+    uint32_t end = group_end(first);
+    find_runs(keys, values, moves, first, end, runs[0]);
+    for (uint32_t i = first, turn = 0; i < moves.count; turn ^= 1) {
+        const uint32_t next_end = end < moves.count ? group_end(end) : end;
+        find_runs(keys, values, moves, end, next_end, runs[turn ^ 1]);
+        merge_columns<word>(runs[turn], runs[turn ^ 1], keys.operand.dim, values.row_bytes(),
+                            stream, keys.of(moves.target, i / slot_group * slot_group));
+        move_rows(values, moves, i, end, stream);
         i = end;
+        end = next_end;
     }
-    move_rows(values, moves, values_done, moves.count, 0);
+}
+
+void move_row_major(const slot_addresses& keys, const slot_addresses& values,
+                    const move_list& moves, uint32_t first, bool stream) {
+    for (uint32_t i = first; i < moves.count; i += rows_ahead) {
+        const uint32_t end = HWY_MIN(i + rows_ahead, moves.count);
+        const uint32_t next_end = HWY_MIN(end + rows_ahead, moves.count);
+        for (const slot_addresses* place : {&keys, &values}) {
+            prefetch_rows(*place, moves, end, next_end);
+            move_rows(*place, moves, i, end, stream);
+        }
+    }
 }
 
 void move_lane(const tile_layout& layout, std::byte* arena, const move_list& moves) {
@@ -201,14 +251,17 @@ void move_lane(const tile_layout& layout, std::byte* arena, const move_list& mov
            moves.source[first / layout.block_tokens] == moves.target[first / layout.block_tokens]) {
         ++first;
     }
+    if (first == moves.count) return;
+    const bool stream =
+        uint64_t{moves.count - first} * (keys.row_bytes() + values.row_bytes()) > bytes_past_caches;
     if (layout.keys.dim_stride == 1) {
-        move_rows(keys, moves, first, moves.count, moves.count);
-        move_rows(values, moves, first, moves.count, moves.count);
+        move_row_major(keys, values, moves, first, stream);
     } else if (element_bytes(layout.keys.type) == 2) {
-        move_native<uint16_t>(keys, values, moves, first);
+        move_native<uint16_t>(keys, values, moves, first, stream);
     } else {
-        move_native<uint32_t>(keys, values, moves, first);
+        move_native<uint32_t>(keys, values, moves, first, stream);
     }
+    if (stream) hwy::FlushStream();
 }
 
 }  // namespace
