@@ -1,104 +1,215 @@
-// Attention by the definition, in parallel over rows and heads: slow, until the kernels stand.
-#include <algorithm>
-#include <cmath>
-#include <limits>
-
+// Cutting attention into pieces, running them, joining them.
+//
+//   task    a tile of rows of one item; has its partial softmaxes in the workspace
+//   piece   a stretch of the task's slots; stretches depend on the item's own length alone
+//   unit    what one thread takes: a piece of some KV heads. Heads do not mix, so how they are
+//           dealt out to threads does not show in the result
+//   wave    as many tasks as fit into the workspace
 #include "attention/attend.hpp"
+
+#include <algorithm>
+
+#include "attention/kernels.hpp"
+#include "base/checked.hpp"
 
 namespace kvrt {
 
 namespace {
 
-struct row_of_item {
-    const attend_call& call;
-    const attend_item& item;
-    uint32_t row;   ///< within the item
-    uint32_t head;  ///< query head
+/// Up to here an item's rows are few enough that its context is cut: decode and draft verification.
+constexpr uint32_t max_cut_rows = 8;
+constexpr uint32_t min_piece_slots = 512;
+constexpr uint32_t max_pieces = 128;
+constexpr uint32_t max_tasks = 256;
 
-    uint32_t kv_head() const {
-        return head / (call.layer->query_heads / call.layer->kv_heads);
-    }
-    uint64_t position() const { return item.next_position - item.rows + row; }
+uint32_t piece_slots(uint32_t slots) {
+    return std::max(min_piece_slots, round_up(ceil_divide(slots, max_pieces), run_slots));
+}
 
-    bool sees(uint32_t slot) const {
-        if (slot >= item.slots - (item.rows - 1 - row)) return false;
-        if (call.layer->window == 0 || slot < call.layer->window_sinks) return true;
-        return int64_t{slot} >= item.window_first + int64_t{row};
-    }
-    uint64_t position_of(uint32_t slot) const {
-        if (slot >= item.explicit_slots) return item.next_position - (item.slots - slot);
-        const uint32_t block_tokens = call.layer->layout.block_tokens;
-        return call.positions.of(item.blocks[slot / block_tokens], kv_head())[slot % block_tokens];
-    }
-    double stored(const operand_layout& operand, uint32_t slot, uint32_t dim) const {
-        const uint32_t block_tokens = call.layer->layout.block_tokens;
-        const std::byte* block = block_address(call.arena, item.blocks[slot / block_tokens]);
-        return load_element(block + operand.at(slot % block_tokens, kv_head(), dim), operand.type);
-    }
+uint32_t rows_per_task(const attend_layer& layer) {
+    return std::max(1u, blocked_vectors(layer) / (layer.query_heads / layer.kv_heads));
+}
 
-    double logit(uint32_t slot) const {
-        const attend_layer& layer = *call.layer;
-        double sum = 0.0;
-        for (uint32_t d = 0; d < layer.layout.keys.dim; ++d) {
-            sum += double{load_element(call.queries.at(item.first_row + row, head, d),
-                                       call.queries.type)} *
-                   stored(layer.layout.keys, slot, d);
-        }
-        sum *= layer.scale;
-        if (layer.softcap != 0.0f) sum = layer.softcap * std::tanh(sum / layer.softcap);
-        if (layer.alibi_slopes != nullptr) {
-            sum += double{layer.alibi_slopes[head]} * (static_cast<double>(position_of(slot)) -
-                                                       static_cast<double>(position()));
-        }
-        return sum;
-    }
+/// Floats of one piece's partial softmaxes: largest, sum and values of [rows][query heads]. One
+/// stride serves all three arrays of consecutive pieces.
+uint64_t partial_floats(const attend_layer& layer, uint32_t rows) {
+    return round_up<uint64_t>(
+        uint64_t{rows} * layer.query_heads * (layer.layout.values.dim + uint64_t{2}), 16);
+}
 
-    double sink() const {
-        return call.layer->sink_logits != nullptr ? double{call.layer->sink_logits[head]}
-                                                  : -std::numeric_limits<double>::infinity();
-    }
+uint64_t query_floats(const attend_layer& layer) {
+    return round_up<uint64_t>(uint64_t{layer.query_heads} * layer.layout.keys.dim, 16);
+}
 
-    void attend() const {
-        const attend_layer& layer = *call.layer;
-        const uint32_t dims = layer.layout.values.dim;
-        double largest = sink();
-        for (uint32_t slot = 0; slot < item.slots; ++slot) {
-            if (sees(slot)) largest = std::max(largest, logit(slot));
-        }
-        double denominator = std::exp(sink() - largest);
-        if (!std::isfinite(largest)) denominator = 0.0;
-        double out[1024] = {};
-        for (uint32_t slot = 0; slot < item.slots; ++slot) {
-            if (!sees(slot)) continue;
-            const double weight = std::exp(logit(slot) - largest);
-            denominator += weight;
-            for (uint32_t d = 0; d < dims; ++d) {
-                out[d] += weight * stored(layer.layout.values, slot, d);
-            }
-        }
-        for (uint32_t d = 0; d < dims; ++d) {
-            const double value = denominator != 0.0 ? out[d] / denominator : 0.0;
-            store_element(call.out.at(item.first_row + row, head, d), call.out.type,
-                          static_cast<float>(value));
-        }
-        if (call.log_sum_exp != nullptr) {
-            call.log_sum_exp[uint64_t{item.first_row + row} * layer.query_heads + head] =
-                static_cast<float>(largest + std::log(denominator));
-        }
+struct task {
+    const attend_item* item;
+    uint32_t first_row, end_row;
+    uint32_t slots;  ///< seen by its last row
+    uint32_t pieces, slots_per_piece;
+    bool decode;
+    float* queries;  ///< of a decode
+    float* partials;
+    uint64_t stride;
+    uint32_t first_unit;
+
+    uint32_t rows() const { return end_row - first_row; }
+    partial_softmax partial(const attend_layer& layer, uint32_t piece) const {
+        float* base = partials + piece * stride;
+        const uint64_t vectors = uint64_t{rows()} * layer.query_heads;
+        return {base + vectors * layer.layout.values.dim,
+                base + vectors * (layer.layout.values.dim + uint64_t{1}), base};
     }
 };
 
+task make_task(const attend_layer& layer, const attend_item& item, uint32_t first_row) {
+    task made{};
+    made.item = &item;
+    made.first_row = first_row;
+    made.decode = item.rows == 1 && layer.layout.order == tile_order::native;
+    made.end_row = made.decode ? 1 : std::min(item.rows, first_row + rows_per_task(layer));
+    made.slots = item.slots - (item.rows - made.end_row);
+    const bool cut = item.rows <= max_cut_rows;
+    made.slots_per_piece = cut ? piece_slots(item.slots) : round_up(made.slots, run_slots);
+    made.pieces = ceil_divide(made.slots, made.slots_per_piece);
+    made.stride = partial_floats(layer, made.rows());
+    return made;
+}
+
+uint64_t task_floats(const attend_layer& layer, const task& made) {
+    return made.pieces * made.stride + (made.decode ? query_floats(layer) : 0);
+}
+
+/// Walks the tasks of all items in order.
+struct task_cursor {
+    uint32_t item = 0;
+    uint32_t row = 0;
+
+    bool done(const attend_call& call) {
+        while (item < call.item_count && row >= call.items[item].rows) {
+            ++item;
+            row = 0;
+        }
+        return item == call.item_count;
+    }
+};
+
+struct wave {
+    task tasks[max_tasks];
+    uint32_t count = 0;
+    uint32_t units = 0;
+    uint32_t decode_parts = 1;  ///< into which a decode piece's KV heads are dealt
+};
+
+/// Takes tasks until the workspace or the wave is full; at least one fits.
+void fill_wave(const attend_call& call, task_cursor& cursor, wave& out) {
+    const attend_layer& layer = *call.layer;
+    float* next = reinterpret_cast<float*>(call.workspace);
+    uint64_t room = call.workspace_bytes / sizeof(float);
+    out.count = 0;
+    while (out.count < max_tasks && !cursor.done(call)) {
+        task made = make_task(layer, call.items[cursor.item], cursor.row);
+        const uint64_t floats = task_floats(layer, made);
+        if (floats > room) break;
+        room -= floats;
+        if (made.decode) {
+            made.queries = next;
+            next += query_floats(layer);
+        }
+        made.partials = next;
+        next += made.pieces * made.stride;
+        out.tasks[out.count++] = made;
+        cursor.row = made.end_row;
+    }
+}
+
+void number_units(const attend_layer& layer, uint32_t concurrency, wave& out) {
+    uint32_t pieces = 0;
+    for (uint32_t t = 0; t < out.count; ++t) pieces += out.tasks[t].pieces;
+    out.decode_parts = pieces < 4 * concurrency ? layer.kv_heads : 1;
+    out.units = 0;
+    for (uint32_t t = 0; t < out.count; ++t) {
+        out.tasks[t].first_unit = out.units;
+        out.units +=
+            out.tasks[t].pieces * (out.tasks[t].decode ? out.decode_parts : layer.kv_heads);
+    }
+}
+
+void run_unit(const attend_call& call, const wave& in, uint32_t unit) {
+    const attend_layer& layer = *call.layer;
+    const task* end = in.tasks + in.count;
+    const task& mine = *(std::upper_bound(in.tasks, end, unit,
+                                          [](uint32_t value, const task& candidate) {
+                                              return value < candidate.first_unit;
+                                          }) -
+                         1);
+    const uint32_t parts = mine.decode ? in.decode_parts : layer.kv_heads;
+    const uint32_t number = (unit - mine.first_unit) / parts;
+    const uint32_t part = (unit - mine.first_unit) % parts;
+    attend_piece piece;
+    piece.call = &call;
+    piece.item = mine.item;
+    piece.first_slot = number * mine.slots_per_piece;
+    piece.end_slot = std::min(mine.slots, piece.first_slot + mine.slots_per_piece);
+    piece.first_head = parts == 1 ? 0 : part;
+    piece.end_head = parts == 1 ? layer.kv_heads : part + 1;
+    piece.first_row = mine.first_row;
+    piece.end_row = mine.end_row;
+    piece.queries = mine.queries;
+    if (mine.decode) {
+        attend_decode(piece, mine.partial(layer, number));
+    } else {
+        attend_blocked(piece, mine.partial(layer, number));
+    }
+}
+
 }  // namespace
 
-uint64_t attend_workspace_bytes(const attend_layer&, uint32_t) { return 0; }
+void relative_positions(const attend_call& call, const attend_item& item, uint32_t kv_head,
+                        uint32_t first, uint32_t count, uint64_t origin, float* out) {
+    const uint32_t block_tokens = call.layer->layout.block_tokens;
+    for (uint32_t i = 0; i < count; ++i) {
+        const uint32_t slot = first + i;
+        const uint64_t position =
+            slot >= item.explicit_slots
+                ? item.next_position - (item.slots - slot)
+                : call.positions.of(item.blocks[slot / block_tokens], kv_head)[slot % block_tokens];
+        out[i] = static_cast<float>(static_cast<int64_t>(position) - static_cast<int64_t>(origin));
+    }
+}
 
-const char* attend_target_name() { return "reference"; }
+uint64_t attend_workspace_bytes(const attend_layer& layer, uint32_t max_slots) {
+    const uint64_t pieces = ceil_divide(max_slots, piece_slots(max_slots));
+    const uint64_t most_pieces = std::min<uint64_t>(max_pieces, pieces + 1);
+    const uint32_t rows = rows_per_task(layer);
+    const uint64_t cut = most_pieces * partial_floats(layer, std::min(rows, max_cut_rows));
+    return (std::max(cut, partial_floats(layer, rows)) + query_floats(layer)) * sizeof(float);
+}
 
 void attend(const attend_call& call, executor& threads) {
-    for (uint32_t i = 0; i < call.item_count; ++i) {
-        const uint32_t heads = call.layer->query_heads;
-        threads.for_each(call.items[i].rows * heads, [&](uint32_t unit) {
-            row_of_item{call, call.items[i], unit / heads, unit % heads}.attend();
+    const attend_layer& layer = *call.layer;
+    task_cursor cursor;
+    wave current;
+    while (!cursor.done(call)) {
+        fill_wave(call, cursor, current);
+        number_units(layer, threads.concurrency(), current);
+        threads.for_each(current.count, [&](uint32_t t) {
+            const task& mine = current.tasks[t];
+            if (mine.decode) {
+                load_queries(call, mine.item->first_row, 0, layer.query_heads, mine.queries);
+            }
+        });
+        threads.for_each(current.units, [&](uint32_t unit) { run_unit(call, current, unit); });
+        threads.for_each(current.count * layer.kv_heads, [&](uint32_t unit) {
+            const task& mine = current.tasks[unit / layer.kv_heads];
+            const uint32_t group = layer.query_heads / layer.kv_heads;
+            const uint32_t first_head = unit % layer.kv_heads * group;
+            for (uint32_t row = 0; row < mine.rows(); ++row) {
+                for (uint32_t head = first_head; head < first_head + group; ++head) {
+                    join_pieces(call, mine.partial(layer, 0), mine.stride, mine.pieces,
+                                row * layer.query_heads + head,
+                                mine.item->first_row + mine.first_row + row, head);
+                }
+            }
         });
     }
 }

@@ -15,9 +15,7 @@ struct row_of_item {
     uint32_t row;   ///< within the item
     uint32_t head;  ///< query head
 
-    uint32_t kv_head() const {
-        return head / (call.layer->query_heads / call.layer->kv_heads);
-    }
+    uint32_t kv_head() const { return head / (call.layer->query_heads / call.layer->kv_heads); }
     uint64_t position() const { return item.next_position - item.rows + row; }
 
     bool sees(uint32_t slot) const {
@@ -47,8 +45,8 @@ struct row_of_item {
         sum *= layer.scale;
         if (layer.softcap != 0.0f) sum = layer.softcap * std::tanh(sum / layer.softcap);
         if (layer.alibi_slopes != nullptr) {
-            sum += double{layer.alibi_slopes[head]} * (static_cast<double>(position_of(slot)) -
-                                                       static_cast<double>(position()));
+            sum += double{layer.alibi_slopes[head]} *
+                   (static_cast<double>(position_of(slot)) - static_cast<double>(position()));
         }
         return sum;
     }

@@ -1,0 +1,401 @@
+// Decode: one query row against native tiles, read once and where they lie.
+//
+// A run is up to 64 slots. For each KV head of a run: scores of all its query heads (a register
+// holds 16 slots of one dimension, so there are no horizontal sums), the softmax of the run, then
+// the weighted values. While a tile is used, the tile that comes next for the same place in the run
+// (next head, or the next run's block through the table) is prefetched.
+
+#include "attention/kernels.hpp"
+#include "base/simd_targets.hpp"
+
+#undef HWY_TARGET_INCLUDE
+#define HWY_TARGET_INCLUDE "attention/decode.cpp"
+#include <hwy/foreach_target.h>
+#include <hwy/highway.h>
+
+#include <algorithm>
+#include <cmath>
+#include <limits>
+
+#include "attention/softmax-inl.hpp"
+#include "format/vector-inl.hpp"
+
+HWY_BEFORE_NAMESPACE();
+namespace kvrt {
+namespace HWY_NAMESPACE {
+namespace {
+
+constexpr uint32_t run_groups = run_slots / slot_group;
+constexpr uint32_t line_bytes = 64;
+constexpr uint32_t max_together = 8;  // query heads that share a pass over a tile
+
+using slots_tag = hn::CappedTag<float, slot_group>;
+
+// Where the tiles of a run lie, and the ones to prefetch meanwhile.
+struct run_tiles {
+    const std::byte* keys[run_groups];
+    const std::byte* values[run_groups];
+    const std::byte* next_keys[run_groups];
+    const std::byte* next_values[run_groups];
+    uint32_t groups;
+};
+
+HWY_INLINE void prefetch_line(const std::byte* address) { __builtin_prefetch(address, 0, 2); }
+
+// scores[g][group * 16 + lane] = q[g] . k, for `heads` query heads.
+template <element type, uint32_t heads>
+HWY_NOINLINE void score_run(const run_tiles& tiles, const float* queries, uint32_t dim,
+                            float* scores) {
+    const slots_tag d;
+    constexpr uint32_t parts = slot_group / static_cast<uint32_t>(hn::MaxLanes(slots_tag()));
+    constexpr uint32_t lanes = static_cast<uint32_t>(hn::MaxLanes(slots_tag()));
+    // Several sums per head hide the latency of the fused multiply-add.
+    constexpr uint32_t chains = parts > 1 ? 1 : (heads <= 2 ? 4 : 2);
+    constexpr uint32_t row_bytes = slot_group * element_bytes(type);
+    for (uint32_t group = 0; group < tiles.groups; ++group) {
+        const std::byte* tile = tiles.keys[group];
+        const std::byte* ahead = tiles.next_keys[group];
+        for (uint32_t part = 0; part < parts; ++part) {
+            hn::Vec<slots_tag> sums[heads][chains];
+            for (uint32_t g = 0; g < heads; ++g) {
+                for (uint32_t c = 0; c < chains; ++c) sums[g][c] = hn::Zero(d);
+            }
+            const std::byte* row = tile + part * lanes * element_bytes(type);
+            for (uint32_t i = 0; i < dim; i += 4) {
+                if (part == 0) {
+                    for (uint32_t line = 0; line < 4 * row_bytes; line += line_bytes) {
+                        prefetch_line(ahead + i * row_bytes + line);
+                    }
+                }
+                HWY_UNROLL(4)
+                for (uint32_t c = 0; c < 4; ++c) {
+                    const auto key = load_f32<type>(d, row + (i + c) * row_bytes);
+                    HWY_UNROLL(8)
+                    for (uint32_t g = 0; g < heads; ++g) {
+                        sums[g][c % chains] = hn::MulAdd(key, hn::Set(d, queries[g * dim + i + c]),
+                                                         sums[g][c % chains]);
+                    }
+                }
+            }
+            for (uint32_t g = 0; g < heads; ++g) {
+                for (uint32_t c = 1; c < chains; ++c) sums[g][0] = hn::Add(sums[g][0], sums[g][c]);
+                hn::StoreU(sums[g][0], d,
+                           scores + g * run_slots + group * slot_group + part * lanes);
+            }
+        }
+    }
+}
+
+// values[g][...] += weights[g][slot] * v[slot], for slots [first, end) of the run and the
+// dimensions [from, from + vectors * lanes) held in registers.
+template <element type, uint32_t heads, uint32_t vectors, class tag>
+HWY_INLINE void add_columns(tag d, const run_tiles& tiles, const float* weights, uint32_t first,
+                            uint32_t end, uint32_t dim, uint32_t from, float* values) {
+    const uint32_t lanes = static_cast<uint32_t>(hn::Lanes(d));
+    const uint32_t row_bytes = dim * element_bytes(type);
+    hn::Vec<tag> sums[heads][vectors];
+    for (uint32_t g = 0; g < heads; ++g) {
+        for (uint32_t v = 0; v < vectors; ++v) {
+            sums[g][v] = hn::LoadU(d, values + g * dim + from + v * lanes);
+        }
+    }
+    for (uint32_t slot = first; slot < end; ++slot) {
+        const uint32_t place = slot % slot_group * row_bytes + from * element_bytes(type);
+        const std::byte* row = tiles.values[slot / slot_group] + place;
+        const std::byte* ahead = tiles.next_values[slot / slot_group] + place;
+        hn::Vec<tag> value[vectors];
+        HWY_UNROLL(8)
+        for (uint32_t v = 0; v < vectors; ++v) {
+            value[v] = load_f32<type>(d, row + v * lanes * element_bytes(type));
+        }
+        for (uint32_t line = 0; line < vectors * lanes * element_bytes(type); line += line_bytes) {
+            prefetch_line(ahead + line);
+        }
+        HWY_UNROLL(8)
+        for (uint32_t g = 0; g < heads; ++g) {
+            const auto weight = hn::Set(d, weights[g * run_slots + slot]);
+            HWY_UNROLL(8)
+            for (uint32_t v = 0; v < vectors; ++v) {
+                sums[g][v] = hn::MulAdd(value[v], weight, sums[g][v]);
+            }
+        }
+    }
+    for (uint32_t g = 0; g < heads; ++g) {
+        for (uint32_t v = 0; v < vectors; ++v) {
+            hn::StoreU(sums[g][v], d, values + g * dim + from + v * lanes);
+        }
+    }
+}
+
+template <element type, uint32_t heads>
+HWY_NOINLINE void add_values(const run_tiles& tiles, const float* weights, uint32_t first,
+                             uint32_t end, uint32_t dim, float* values) {
+    const slots_tag d;
+    const hn::CappedTag<float, 8> narrow;
+    constexpr uint32_t lanes = static_cast<uint32_t>(hn::MaxLanes(slots_tag()));
+    constexpr uint32_t narrow_lanes = static_cast<uint32_t>(hn::MaxLanes(narrow));
+    constexpr uint32_t registers = lanes == 16 ? 16 : 8;
+    constexpr uint32_t vectors = HWY_MAX(1u, HWY_MIN(8u, registers / heads));
+    uint32_t from = 0;
+    for (; from + vectors * lanes <= dim; from += vectors * lanes) {
+        add_columns<type, heads, vectors>(d, tiles, weights, first, end, dim, from, values);
+    }
+    for (; from + lanes <= dim; from += lanes) {
+        add_columns<type, heads, 1>(d, tiles, weights, first, end, dim, from, values);
+    }
+    for (; from < dim; from += narrow_lanes) {
+        add_columns<type, heads, 1>(narrow, tiles, weights, first, end, dim, from, values);
+    }
+}
+
+using score_function = void (*)(const run_tiles&, const float*, uint32_t, float*);
+using value_function = void (*)(const run_tiles&, const float*, uint32_t, uint32_t, uint32_t,
+                                float*);
+
+template <element type>
+score_function score_of(uint32_t heads) {
+    constexpr score_function table[max_together] = {
+        score_run<type, 1>, score_run<type, 2>, score_run<type, 3>, score_run<type, 4>,
+        score_run<type, 5>, score_run<type, 6>, score_run<type, 7>, score_run<type, 8>};
+    return table[heads - 1];
+}
+
+template <element type>
+value_function value_of(uint32_t heads) {
+    constexpr value_function table[max_together] = {
+        add_values<type, 1>, add_values<type, 2>, add_values<type, 3>, add_values<type, 4>,
+        add_values<type, 5>, add_values<type, 6>, add_values<type, 7>, add_values<type, 8>};
+    return table[heads - 1];
+}
+
+score_function score_of(element type, uint32_t heads) {
+    switch (type) {
+        case element::f32:
+            return score_of<element::f32>(heads);
+        case element::f16:
+            return score_of<element::f16>(heads);
+        default:
+            return score_of<element::bf16>(heads);
+    }
+}
+
+value_function value_of(element type, uint32_t heads) {
+    switch (type) {
+        case element::f32:
+            return value_of<element::f32>(heads);
+        case element::f16:
+            return value_of<element::f16>(heads);
+        default:
+            return value_of<element::bf16>(heads);
+    }
+}
+
+// Softmax of slots [first, end) of a run for one query head: scores become weights relative to the
+// largest logit so far; what was summed before is rescaled when that grows.
+HWY_INLINE void soften_run(const attend_layer& layer, uint32_t head, const float* positions,
+                           uint32_t first, uint32_t end, float* scores, float& largest, float& sum,
+                           float* values, uint32_t value_dim) {
+    const slots_tag d;
+    const hn::RebindToSigned<slots_tag> di;
+    const uint32_t lanes = static_cast<uint32_t>(hn::Lanes(d));
+    const auto nothing = hn::Set(d, -std::numeric_limits<float>::infinity());
+    auto peak = nothing;
+    const uint32_t from = first / lanes * lanes;
+    for (uint32_t slot = from; slot < end; slot += lanes) {
+        auto logit = hn::LoadU(d, scores + slot);
+        if (layer.softcap != 0.0f) {
+            const auto cap = hn::Set(d, layer.softcap);
+            logit = hn::Mul(cap, fast_tanh(d, hn::Div(logit, cap)));
+        }
+        if (layer.alibi_slopes != nullptr) {
+            logit = hn::MulAdd(hn::Set(d, layer.alibi_slopes[head]), hn::LoadU(d, positions + slot),
+                               logit);
+        }
+        if (slot < first || slot + lanes > end) {
+            const auto index = hn::Iota(di, static_cast<int32_t>(slot));
+            const auto seen = hn::And(hn::Gt(index, hn::Set(di, static_cast<int32_t>(first) - 1)),
+                                      hn::Lt(index, hn::Set(di, static_cast<int32_t>(end))));
+            logit = hn::IfThenElse(hn::RebindMask(d, seen), logit, nothing);
+        }
+        peak = hn::Max(peak, logit);
+        hn::StoreU(logit, d, scores + slot);
+    }
+    const float here = hn::GetLane(hn::MaxOfLanes(d, peak));
+    if (!(here <= largest)) {
+        const float factor =
+            largest == -std::numeric_limits<float>::infinity() ? 0.0f : std::exp(largest - here);
+        largest = here;
+        sum *= factor;
+        scale_run(values, value_dim, factor);
+    }
+    auto total = hn::Zero(d);
+    const auto origin = hn::Set(d, largest);
+    for (uint32_t slot = from; slot < end; slot += lanes) {
+        const auto weight = fast_exp(d, hn::Sub(hn::LoadU(d, scores + slot), origin));
+        total = hn::Add(total, weight);
+        hn::StoreU(weight, d, scores + slot);
+    }
+    sum += hn::GetLane(hn::SumOfLanes(d, total));
+}
+
+struct decoder {
+    const attend_piece& piece;
+    const partial_softmax& partial;
+    const attend_layer& layer;
+    const tile_layout& layout;
+    uint32_t group;
+    uint32_t key_head_bytes, value_head_bytes;
+
+    const std::byte* block_of(uint32_t slot) const {
+        return block_address(piece.call->arena, piece.item->blocks[slot / layout.block_tokens]);
+    }
+
+    // Tiles of the run at `first` for a KV head; what follows is the next head, or the next run.
+    void find_tiles(uint32_t first, uint32_t head, run_tiles& tiles) const {
+        const bool last_head = head + 1 == piece.end_head;
+        tiles.groups = 0;
+        for (uint32_t slot = first; slot < std::min(first + run_slots, piece.end_slot);
+             slot += slot_group) {
+            const uint32_t g = tiles.groups++;
+            const std::byte* block = block_of(slot);
+            tiles.keys[g] = block + layout.keys.at(slot % layout.block_tokens, head, 0);
+            tiles.values[g] = block + layout.values.at(slot % layout.block_tokens, head, 0);
+            const uint32_t next_slot = slot + run_slots;
+            if (!last_head) {
+                tiles.next_keys[g] = tiles.keys[g] + key_head_bytes;
+                tiles.next_values[g] = tiles.values[g] + value_head_bytes;
+            } else if (next_slot < piece.item->slots) {
+                const std::byte* next = block_of(next_slot);
+                const uint32_t place = next_slot % layout.block_tokens;
+                tiles.next_keys[g] = next + layout.keys.at(place, piece.first_head, 0);
+                tiles.next_values[g] = next + layout.values.at(place, piece.first_head, 0);
+            } else {
+                tiles.next_keys[g] = tiles.keys[g];
+                tiles.next_values[g] = tiles.values[g];
+            }
+        }
+    }
+
+    // Slots [first, end) of the run that begins at `run`, for one KV head.
+    void take(uint32_t run, uint32_t first, uint32_t end, uint32_t head, const run_tiles& tiles,
+              const float* queries) const {
+        alignas(64) float scores[max_together * run_slots];
+        alignas(64) float positions[run_slots] = {};
+        if (layer.alibi_slopes != nullptr) {
+            relative_positions(*piece.call, *piece.item, head, first, end - first,
+                               piece.item->next_position - 1, positions + (first - run));
+        }
+        const uint32_t key_dim = layout.keys.dim;
+        const uint32_t value_dim = layout.values.dim;
+        for (uint32_t done = 0; done < group; done += max_together) {
+            const uint32_t heads = std::min(max_together, group - done);
+            const uint32_t query_head = head * group + done;
+            float* values = partial.values + uint64_t{query_head} * value_dim;
+            score_of(layout.keys.type, heads)(tiles, queries + done * key_dim, key_dim, scores);
+            for (uint32_t g = 0; g < heads; ++g) {
+                soften_run(layer, query_head + g, positions, first - run, end - run,
+                           scores + g * run_slots, partial.largest[query_head + g],
+                           partial.sum[query_head + g], values + g * value_dim, value_dim);
+            }
+            value_of(layout.values.type, heads)(tiles, scores, first - run, end - run, value_dim,
+                                                values);
+        }
+    }
+};
+
+void decode_piece(const attend_piece& piece, const partial_softmax& partial) {
+    const attend_call& call = *piece.call;
+    const attend_layer& layer = *call.layer;
+    const tile_layout& layout = layer.layout;
+    const uint32_t group = layer.query_heads / layer.kv_heads;
+    const decoder work{
+        piece,
+        partial,
+        layer,
+        layout,
+        group,
+        static_cast<uint32_t>(layout.keys.head_stride) * element_bytes(layout.keys.type),
+        static_cast<uint32_t>(layout.values.head_stride) * element_bytes(layout.values.type)};
+
+    const uint32_t first_query = piece.first_head * group;
+    const uint32_t end_query = piece.end_head * group;
+    for (uint32_t h = first_query; h < end_query; ++h) {
+        partial.largest[h] = -std::numeric_limits<float>::infinity();
+        partial.sum[h] = 0.0f;
+    }
+    std::fill(partial.values + uint64_t{first_query} * layout.values.dim,
+              partial.values + uint64_t{end_query} * layout.values.dim, 0.0f);
+
+    const seen_slots seen = slots_seen(layer, *piece.item, 0, piece.first_slot, piece.end_slot);
+    run_tiles tiles;
+    for (uint32_t run = piece.first_slot; run < piece.end_slot; run += run_slots) {
+        for (uint32_t range = 0; range < 2; ++range) {
+            const uint32_t first = std::max(run, seen.first[range]);
+            const uint32_t end = std::min(run + run_slots, seen.end[range]);
+            if (first >= end) continue;
+            for (uint32_t head = piece.first_head; head < piece.end_head; ++head) {
+                work.find_tiles(run, head, tiles);
+                work.take(run, first, end, head, tiles,
+                          piece.queries + uint64_t{head} * group * layout.keys.dim);
+            }
+        }
+    }
+}
+
+const char* target_name() { return hwy::TargetName(HWY_TARGET); }
+
+template <element type>
+void load_query_heads(const attend_call& call, uint32_t row, uint32_t first_head, uint32_t heads,
+                      float* out) {
+    const uint32_t dim = call.layer->layout.keys.dim;
+    for (uint32_t h = 0; h < heads; ++h) {
+        float* target = out + uint64_t{h} * dim;
+        const std::byte* source = call.queries.at(row, first_head + h, 0);
+        if (call.queries.dim_stride == 1) {
+            convert_run<type, element::f32>(source, reinterpret_cast<std::byte*>(target), dim);
+        } else {
+            for (uint32_t i = 0; i < dim; ++i) {
+                target[i] = load_element(call.queries.at(row, first_head + h, i), type);
+            }
+        }
+        scale_run(target, dim, call.layer->scale);
+    }
+}
+
+void load_row(const attend_call& call, uint32_t row, uint32_t first_head, uint32_t heads,
+              float* out) {
+    switch (call.queries.type) {
+        case element::f32:
+            return load_query_heads<element::f32>(call, row, first_head, heads, out);
+        case element::f16:
+            return load_query_heads<element::f16>(call, row, first_head, heads, out);
+        default:
+            return load_query_heads<element::bf16>(call, row, first_head, heads, out);
+    }
+}
+
+}  // namespace
+}  // namespace HWY_NAMESPACE
+}  // namespace kvrt
+HWY_AFTER_NAMESPACE();
+
+#if HWY_ONCE
+namespace kvrt {
+
+HWY_EXPORT(decode_piece);
+HWY_EXPORT(load_row);
+HWY_EXPORT(target_name);
+
+void load_queries(const attend_call& call, uint32_t row, uint32_t first_head, uint32_t heads,
+                  float* out) {
+    HWY_DYNAMIC_DISPATCH(load_row)(call, row, first_head, heads, out);
+}
+
+void attend_decode(const attend_piece& piece, const partial_softmax& partial) {
+    HWY_DYNAMIC_DISPATCH(decode_piece)(piece, partial);
+}
+
+const char* attend_target_name() { return HWY_DYNAMIC_DISPATCH(target_name)(); }
+
+}  // namespace kvrt
+#endif

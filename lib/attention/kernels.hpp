@@ -1,0 +1,85 @@
+// The two kernels of attention, each over one piece of one sequence.
+//
+//   decode   one row, native tiles: all query heads of a KV head together read each tile once,
+//   where
+//            it lies, in its stored format
+//   blocked  a tile of rows, any layout: keys and values of a run of slots are converted once to
+//            f32 on the stack, and serve all rows and query heads of the tile
+//
+// A piece leaves a partial softmax per (row, query head): the largest logit, the sum of weights
+// relative to it, and the weighted sum of values. Pieces of a row are joined in attend.cpp.
+#pragma once
+
+#include "attention/attend.hpp"
+
+namespace kvrt {
+
+/// Slots that a kernel takes at once. Pieces start on multiples of it.
+inline constexpr uint32_t run_slots = 64;
+
+/// Partial softmaxes of [rows][query heads]; largest is -infinity where nothing was seen.
+struct partial_softmax {
+    float* largest = nullptr;
+    float* sum = nullptr;
+    float* values = nullptr;  ///< [rows][query heads][value_dim]
+};
+
+/// Slots [first_slot, end_slot) of one item, KV heads [first_head, end_head).
+struct attend_piece {
+    const attend_call* call = nullptr;
+    const attend_item* item = nullptr;
+    uint32_t first_slot = 0, end_slot = 0;
+    uint32_t first_head = 0, end_head = 0;
+    uint32_t first_row = 0, end_row = 0;  ///< within the item; partials are of these rows
+    const float* queries = nullptr;       ///< decode: load_queries of the row, all heads
+};
+
+/// Query heads [first_head, first_head + heads) of a row of the tensor, times the layer's scale, as
+/// [heads][key_dim].
+void load_queries(const attend_call& call, uint32_t row, uint32_t first_head, uint32_t heads,
+                  float* out);
+
+/// item.rows == 1, layout native.
+void attend_decode(const attend_piece& piece, const partial_softmax& partial);
+
+/// One KV head; (end_row - first_row) * group <= blocked_vectors(...), or one row.
+void attend_blocked(const attend_piece& piece, const partial_softmax& partial);
+
+/// Query vectors (rows x query heads of a KV head) that the blocked kernel takes at once.
+uint32_t blocked_vectors(const attend_layer& layer);
+
+/// The slots that a row sees within [first, end): at most two ranges (sinks, window).
+struct seen_slots {
+    uint32_t first[2] = {0, 0};
+    uint32_t end[2] = {0, 0};
+};
+inline seen_slots slots_seen(const attend_layer& layer, const attend_item& item, uint32_t row,
+                             uint32_t first, uint32_t end) {
+    const auto cut = [&](int64_t from, int64_t to, uint32_t& out_first, uint32_t& out_end) {
+        out_first = static_cast<uint32_t>(from < int64_t{first} ? int64_t{first} : from);
+        out_end = static_cast<uint32_t>(to > int64_t{end} ? int64_t{end} : (to < 0 ? 0 : to));
+        if (out_end < out_first) out_end = out_first;
+    };
+    const int64_t limit = int64_t{item.slots} - (item.rows - 1 - row);
+    seen_slots seen;
+    if (layer.window == 0) {
+        cut(0, limit, seen.first[1], seen.end[1]);
+        return seen;
+    }
+    const int64_t sinks = layer.window_sinks < limit ? int64_t{layer.window_sinks} : limit;
+    const int64_t from = item.window_first + int64_t{row};
+    cut(0, sinks, seen.first[0], seen.end[0]);
+    cut(from < sinks ? sinks : from, limit, seen.first[1], seen.end[1]);
+    return seen;
+}
+
+/// Joins the partial softmaxes of `pieces` pieces, `stride` floats apart, of one (row, query head)
+/// at `index` within each, and writes row `row` of the tensors.
+void join_pieces(const attend_call& call, const partial_softmax& first, uint64_t stride,
+                 uint32_t pieces, uint32_t index, uint32_t row, uint32_t head);
+
+/// Position of slots [first, first + count) for a KV head, minus `origin`, as f32.
+void relative_positions(const attend_call& call, const attend_item& item, uint32_t kv_head,
+                        uint32_t first, uint32_t count, uint64_t origin, float* out);
+
+}  // namespace kvrt
