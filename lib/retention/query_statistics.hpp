@@ -31,9 +31,9 @@ inline uint64_t statistics_length(const rope_description& rope, uint32_t query_h
 /// Adds rows [first_row, first_row + rows) of queries [rows, query_heads, key_dim], rotated for
 /// positions first_position, first_position + 1, ..., to `pending` for heads
 /// [first_head, first_head + heads). Each row is rotated back (angles are reduced in double, so the
-/// position may be large) and divided by the attention factor. Rows are added in order: the result
-/// does not depend on how the heads are cut. Bands with a NaN or infinite query are added as they
-/// are; commit leaves them out.
+/// position may be large) and divided by the attention factor, which dimensions that are not
+/// rotated do not have. Rows are added in order: the result does not depend on how the heads are
+/// cut. NaN and infinity are added as they are; commit_queries refuses them.
 void add_queries(const rope_description& rope, uint32_t key_dim, const tensor_view& queries,
                  uint32_t first_row, uint32_t rows, uint64_t first_position, uint32_t first_head,
                  uint32_t heads, const query_sums<float>& pending);

@@ -9,8 +9,9 @@
 // real dot product with the key, so scoring needs neither positions nor the inverse rotation, and
 // reads each key once for all query heads of its group.
 //
-// A band without rotation has w = 0, so M = 1. For `max` over D there is one M, W and dot product
-// for each offset ("variant"); the second sum is the same for all.
+// A band without rotation has w = 0, so M = 1, and c = 1, since the factor is on what is rotated.
+// For `max` over D there is one M, W and dot product for each offset ("variant"); the second sum is
+// the same for all.
 #pragma once
 
 #include <bit>

@@ -1,0 +1,281 @@
+#include "retention/statistics_file.hpp"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <stdio.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <unistd.h>
+#include <xxhash.h>
+
+#include <bit>
+#include <cmath>
+#include <cstring>
+
+namespace kvrt {
+
+static_assert(std::endian::native == std::endian::little, "the file is little-endian");
+
+namespace {
+
+constexpr char magic[8] = {'K', 'V', 'R', 'T', 'Q', 'S', 'T', '1'};
+constexpr uint32_t version = 1;
+constexpr uint64_t header_bytes = 24, layer_header_bytes = 40, trailer_bytes = 8;
+
+uint64_t length_of(const layer_statistics& layer) {
+    return uint64_t{layer.query_heads} * layer.rope->bands(layer.key_dim);
+}
+
+uint64_t layer_bytes(const layer_statistics& layer) {
+    return layer_header_bytes + layer.rope->rotated_bands() * sizeof(double) +
+           3 * length_of(layer) * sizeof(float);
+}
+
+struct writer {
+    std::byte* next;
+
+    template <class number>
+    void put(const number& value) {
+        std::memcpy(next, &value, sizeof value);
+        next += sizeof value;
+    }
+    void put_floats(const float* values, uint64_t count) {
+        if (values != nullptr) {
+            std::memcpy(next, values, count * sizeof(float));
+        } else {
+            std::memset(next, 0, count * sizeof(float));
+        }
+        next += count * sizeof(float);
+    }
+};
+
+/// The file's size was checked against the geometry, so reading cannot run over the end.
+struct reader {
+    const std::byte* next;
+
+    template <class number>
+    number take() {
+        number value;
+        std::memcpy(&value, next, sizeof value);
+        next += sizeof value;
+        return value;
+    }
+};
+
+/// Checks one layer's part; leaves `file` behind it, and the start of its arrays in `arrays`.
+status check_layer(reader& file, const layer_statistics& expected, uint32_t layer,
+                   const std::byte*& arrays, uint64_t& tokens) {
+    const uint32_t fields[] = {
+        expected.query_heads, expected.key_dim,          expected.rope->bands(expected.key_dim),
+        expected.rope->style, expected.rope->dimensions, 0};
+    constexpr const char* names[] = {"query_heads", "key_dim",         "bands",
+                                     "rope style",  "rope dimensions", "a reserved field"};
+    for (int i = 0; i < 6; ++i) {
+        const uint32_t found = file.take<uint32_t>();
+        if (found != fields[i]) {
+            return fail(KV_CORRUPT, "statistics file: layer {}: {} is {}, the model has {}", layer,
+                        names[i], found, fields[i]);
+        }
+    }
+    tokens = file.take<uint64_t>();
+    rope_description rope;
+    rope.style = expected.rope->style;
+    rope.dimensions = expected.rope->dimensions;
+    rope.attention_factor = file.take<double>();
+    for (uint32_t band = 0; band < rope.rotated_bands(); ++band) {
+        rope.inverse_frequencies[band] = file.take<double>();
+    }
+    if (!same_rotation(rope, *expected.rope)) {
+        return fail(KV_CORRUPT,
+                    "statistics file: layer {}: attention factor or frequencies differ from the "
+                    "model's",
+                    layer);
+    }
+    arrays = file.next;
+    const uint64_t length = length_of(expected);
+    for (uint64_t i = 0; i < 3 * length; ++i) {
+        const float value = file.take<float>();
+        const bool negative_magnitude = i >= 2 * length && value < 0.0f;
+        if (!std::isfinite(value) || negative_magnitude || (tokens == 0 && value != 0.0f)) {
+            return fail(KV_CORRUPT, "statistics file: layer {}: a mean is not possible", layer);
+        }
+    }
+    return KV_OK;
+}
+
+/// Zeroed pages that are not from any allocator a host counts.
+struct pages {
+    void* memory = MAP_FAILED;
+    uint64_t bytes;
+
+    explicit pages(uint64_t size) : bytes(size) {
+        memory = mmap(nullptr, size, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    }
+    ~pages() {
+        if (memory != MAP_FAILED) munmap(memory, bytes);
+    }
+    pages(const pages&) = delete;
+    pages& operator=(const pages&) = delete;
+    std::byte* data() const { return static_cast<std::byte*>(memory); }
+};
+
+struct open_file {
+    int descriptor = -1;
+
+    ~open_file() {
+        if (descriptor >= 0) close(descriptor);
+    }
+};
+
+/// All of it, or the errno.
+int write_all(int descriptor, const std::byte* data, uint64_t bytes) {
+    while (bytes > 0) {
+        const ssize_t written = write(descriptor, data, bytes);
+        if (written < 0 && errno == EINTR) continue;
+        if (written < 0) return errno;
+        data += written;
+        bytes -= static_cast<uint64_t>(written);
+    }
+    return 0;
+}
+
+/// Reads up to `bytes`; the count read, or -errno.
+int64_t read_all(int descriptor, std::byte* data, uint64_t bytes) {
+    uint64_t total = 0;
+    while (total < bytes) {
+        const ssize_t got = read(descriptor, data + total, bytes - total);
+        if (got < 0 && errno == EINTR) continue;
+        if (got < 0) return -errno;
+        if (got == 0) break;
+        total += static_cast<uint64_t>(got);
+    }
+    return static_cast<int64_t>(total);
+}
+
+}  // namespace
+
+uint64_t statistics_bytes(const layer_statistics* layers, uint32_t layer_count) {
+    uint64_t bytes = header_bytes + trailer_bytes;
+    for (uint32_t i = 0; i < layer_count; ++i) bytes += layer_bytes(layers[i]);
+    return bytes;
+}
+
+void encode_statistics(const layer_statistics* layers, uint32_t layer_count, std::byte* out) {
+    writer file{out};
+    file.put(magic);
+    file.put(version);
+    file.put(layer_count);
+    file.put(statistics_bytes(layers, layer_count));
+    for (uint32_t i = 0; i < layer_count; ++i) {
+        const layer_statistics& layer = layers[i];
+        const rope_description& rope = *layer.rope;
+        file.put(layer.query_heads);
+        file.put(layer.key_dim);
+        file.put(rope.bands(layer.key_dim));
+        file.put(rope.style);
+        file.put(rope.dimensions);
+        file.put(uint32_t{0});
+        file.put(layer.tokens);
+        file.put(rope.attention_factor);
+        for (uint32_t band = 0; band < rope.rotated_bands(); ++band) {
+            file.put(rope.inverse_frequencies[band]);
+        }
+        const uint64_t length = length_of(layer);
+        const bool any = layer.tokens != 0;
+        file.put_floats(any ? layer.mean_real : nullptr, length);
+        file.put_floats(any ? layer.mean_imaginary : nullptr, length);
+        file.put_floats(any ? layer.mean_magnitude : nullptr, length);
+    }
+    file.put(uint64_t{XXH3_64bits(out, static_cast<std::size_t>(file.next - out))});
+}
+
+status decode_statistics(const std::byte* data, uint64_t bytes, layer_statistics* layers,
+                         uint32_t layer_count) {
+    const uint64_t expected = statistics_bytes(layers, layer_count);
+    if (bytes < header_bytes + trailer_bytes || std::memcmp(data, magic, sizeof magic) != 0) {
+        return fail(KV_CORRUPT, "statistics file: this is no statistics file of this library");
+    }
+    reader file{data + sizeof magic};
+    const uint32_t found_version = file.take<uint32_t>();
+    if (found_version != version) {
+        return fail(KV_CORRUPT, "statistics file: version {}, this library reads {}", found_version,
+                    version);
+    }
+    const uint32_t found_layers = file.take<uint32_t>();
+    const uint64_t found_bytes = file.take<uint64_t>();
+    if (found_layers != layer_count || found_bytes != expected || bytes != expected) {
+        return fail(KV_CORRUPT,
+                    "statistics file: {} layers in {} bytes, of which {} are there; for this model "
+                    "it would be {} layers in {} bytes",
+                    found_layers, found_bytes, bytes, layer_count, expected);
+    }
+    reader trailer{data + bytes - trailer_bytes};
+    if (trailer.take<uint64_t>() !=
+        XXH3_64bits(data, static_cast<std::size_t>(bytes - trailer_bytes))) {
+        return fail(KV_CORRUPT, "statistics file: the checksum does not match");
+    }
+    // Once to check, once to take: nothing is filled before everything is known to be right.
+    const std::byte* const first_layer = file.next;
+    for (const bool take : {false, true}) {
+        file.next = first_layer;
+        for (uint32_t i = 0; i < layer_count; ++i) {
+            const std::byte* arrays = nullptr;
+            uint64_t tokens = 0;
+            KVRT_TRY(check_layer(file, layers[i], i, arrays, tokens));
+            if (!take) continue;
+            layers[i].tokens = tokens;
+            const uint64_t array_bytes = length_of(layers[i]) * sizeof(float);
+            for (float* target :
+                 {layers[i].mean_real, layers[i].mean_imaginary, layers[i].mean_magnitude}) {
+                if (array_bytes != 0) std::memcpy(target, arrays, array_bytes);
+                arrays += array_bytes;
+            }
+        }
+    }
+    return KV_OK;
+}
+
+status save_statistics(const layer_statistics* layers, uint32_t layer_count, const char* path) {
+    const pages buffer(statistics_bytes(layers, layer_count));
+    if (buffer.memory == MAP_FAILED) {
+        return fail(KV_NO_MEMORY, "statistics file: the system refused {} bytes", buffer.bytes);
+    }
+    encode_statistics(layers, layer_count, buffer.data());
+
+    // Written beside the target and renamed, so that a reader sees the old file or the whole new.
+    char temporary[4096];
+    const int length = snprintf(temporary, sizeof temporary, "%s.%ld.tmp", path, long{getpid()});
+    if (length < 0 || static_cast<std::size_t>(length) >= sizeof temporary) {
+        return fail(KV_INVALID, "path: longer than {} bytes", sizeof temporary - 20);
+    }
+    open_file file;
+    file.descriptor = open(temporary, O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0644);
+    if (file.descriptor < 0) {
+        return fail(KV_IO, "{}: cannot be created (errno {})", temporary, errno);
+    }
+    int error = write_all(file.descriptor, buffer.data(), buffer.bytes);
+    if (error == 0 && fsync(file.descriptor) != 0) error = errno;
+    if (error == 0 && rename(temporary, path) != 0) error = errno;
+    if (error != 0) {
+        unlink(temporary);
+        return fail(KV_IO, "{}: cannot be written (errno {})", path, error);
+    }
+    return KV_OK;
+}
+
+status load_statistics(const char* path, layer_statistics* layers, uint32_t layer_count) {
+    open_file file;
+    file.descriptor = open(path, O_RDONLY | O_CLOEXEC);
+    if (file.descriptor < 0) return fail(KV_IO, "{}: cannot be opened (errno {})", path, errno);
+    // One byte more than expected shows a file that is too long; whatever its size, no more is
+    // read.
+    const pages buffer(statistics_bytes(layers, layer_count) + 1);
+    if (buffer.memory == MAP_FAILED) {
+        return fail(KV_NO_MEMORY, "statistics file: the system refused {} bytes", buffer.bytes);
+    }
+    const int64_t got = read_all(file.descriptor, buffer.data(), buffer.bytes);
+    if (got < 0) return fail(KV_IO, "{}: cannot be read (errno {})", path, -got);
+    return decode_statistics(buffer.data(), static_cast<uint64_t>(got), layers, layer_count);
+}
+
+}  // namespace kvrt
