@@ -93,40 +93,48 @@ uint32_t resolved_selection(const kv_policy& policy) {
                                                  : policy.selection;
 }
 
-divergence divergence_of(const round_plan& plan) {
-    if (plan.policy.scorer == KV_SCORER_STREAMING || plan.selection == KV_SELECT_UNION) {
-        return divergence::none;
+/// Do two heads retain the same tokens? Only explicit positions need a look.
+bool same_tokens(const slot_positions& a, const slot_positions& b) {
+    if (a.slots != b.slots) return false;
+    const uint32_t looked_at = std::max(a.explicit_slots, b.explicit_slots);
+    for (uint32_t slot = 0; slot < looked_at; ++slot) {
+        if (a.at(slot) != b.at(slot)) return false;
     }
-    return plan.selection == KV_SELECT_PER_HEAD ? divergence::heads : divergence::layers_and_heads;
+    return true;
 }
 
-/// Shared sets need lanes that hold the same tokens.
+/// A set common to lanes, or to lanes and heads, needs the same tokens in all of them: earlier
+/// rounds with another selection, or that left layers out, may have let them come apart.
 status check_sets(const round_plan& plan) {
     if (plan.selection == KV_SELECT_PER_LAYER_PER_HEAD) return KV_OK;
-    const divergence allowed =
-        plan.selection == KV_SELECT_PER_HEAD ? divergence::heads : divergence::none;
-    if (plan.owner.sets > allowed) {
-        return fail(KV_INVALID,
-                    "policy: an earlier round let the sets of survivors differ more than "
-                    "selection {} can: keep to one selection per sequence",
-                    plan.selection);
-    }
-    uint32_t slots = 0;
-    uint32_t kv_heads = 0;
-    for (uint32_t lane = 0; lane < plan.store.model.lanes.size(); ++lane) {
-        if (plan.context.chosen_lanes[lane] == 0) continue;
-        const uint32_t here = plan.owner.lanes[lane].slots;
-        const uint32_t heads = plan.store.model.lanes[lane].kv_heads;
-        const bool heads_differ =
-            plan.selection == KV_SELECT_PER_HEAD && kv_heads != 0 && heads != kv_heads;
-        if ((slots != 0 && here != slots) || heads_differ) {
-            return fail(KV_INVALID,
-                        "policy: layers retain {} and {} tokens in {} and {} KV heads: a selection "
-                        "common to layers needs the same in all",
-                        slots, here, kv_heads, heads);
+    const model_geometry& model = plan.store.model;
+    const bool by_head = plan.selection == KV_SELECT_PER_HEAD;
+    const uint32_t lanes = static_cast<uint32_t>(model.lanes.size());
+    const uint8_t* chosen = plan.context.chosen_lanes.data();
+    const uint32_t first = static_cast<uint32_t>(std::find(chosen, chosen + lanes, 1) - chosen);
+    for (uint32_t lane = first; lane < lanes; ++lane) {
+        if (chosen[lane] == 0) continue;
+        const uint32_t heads = model.lanes[lane].kv_heads;
+        if (by_head && heads != model.lanes[first].kv_heads) {
+            return fail(
+                KV_INVALID,
+                "policy: layers {} and {} have {} and {} KV heads: selection PER_HEAD needs "
+                "the same number in all",
+                model.lanes[first].layer, model.lanes[lane].layer, model.lanes[first].kv_heads,
+                heads);
         }
-        slots = here;
-        kv_heads = heads;
+        for (uint32_t head = 0; head < heads; ++head) {
+            const uint32_t other = by_head ? head : 0;
+            if (same_tokens(positions_of(plan.store, plan.owner, lane, head),
+                            positions_of(plan.store, plan.owner, first, other))) {
+                continue;
+            }
+            return fail(KV_INVALID,
+                        "policy: layer {} head {} retains other tokens than layer {} head {}: a "
+                        "selection common to them needs the same in all, so keep to one selection "
+                        "per sequence",
+                        model.lanes[lane].layer, head, model.lanes[first].layer, other);
+        }
     }
     return KV_OK;
 }
@@ -257,7 +265,6 @@ status run(round_plan& plan, compaction_report& report) {
     } else {
         select_in_common(plan, report);
     }
-    plan.owner.sets = std::max(plan.owner.sets, divergence_of(plan));
     plan.owner.tokens_since_round = 0;
     plan.owner.room = 0;
     ++plan.owner.rounds_run;

@@ -45,8 +45,8 @@ status check_policy(const cache& store, const kv_policy& policy);
 /// Would the sequence's own policy run a round at this step end?
 bool round_is_due(const cache& store, const sequence& owner);
 
-/// Errors: AGAIN (no blocks for copies), INVALID (sets of survivors have come apart further than
-/// this selection allows); nothing has changed then. Outcomes other than DONE are no errors.
+/// Errors: AGAIN (no blocks for copies), INVALID (layers or heads that this selection treats as one
+/// retain different tokens); nothing has changed then. Outcomes other than DONE are no errors.
 status compact_sequence(cache& store, retention_context& context, sequence& owner,
                         const kv_policy& policy, compaction_report& report);
 

@@ -18,9 +18,6 @@ namespace kvrt {
 
 inline constexpr uint64_t max_position = (uint64_t{1} << 31) - 1;  ///< exported as int32
 
-/// How far the sets of survivors of a lane's heads have come apart, by earlier compactions.
-enum class divergence : uint32_t { none = 0, heads = 1, layers_and_heads = 2 };
-
 struct lane_state {
     block_id* table = nullptr;  ///< [max_blocks]
     uint32_t blocks = 0;
@@ -38,7 +35,6 @@ struct sequence {
     bool gathers_statistics = false;  ///< asked for by the host, whatever the policy
     bool has_deferred_policy = false;
     bool statistics_pending = false;  ///< the open step has gathered queries
-    divergence sets = divergence::none;
     uint64_t next_position = 0;
     uint64_t last_fence = 0;          ///< number of the last step that read it
     uint64_t tokens_since_round = 0;  ///< accepted since the last round of its policy
