@@ -92,8 +92,11 @@ void run_round(step& target, sequence& owner, const kv_policy& policy, kv_step_r
 void run_policies(step& target, sequence& owner, kv_step_report& report) {
     if (owner.compress_at_step_end) {
         owner.compress_at_step_end = false;
-        const kv_policy policy = owner.has_deferred_policy ? owner.deferred_policy : owner.policy;
+        const bool given = owner.has_deferred_policy;
         owner.has_deferred_policy = false;
+        // The sequence's own policy may have been taken away since.
+        if (!given && !owner.has_policy) return;
+        const kv_policy policy = given ? owner.deferred_policy : owner.policy;
         run_round(target, owner, policy, report);
     } else if (owner.has_policy && round_is_due(*target.context->store, owner)) {
         run_round(target, owner, owner.policy, report);
