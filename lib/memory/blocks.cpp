@@ -165,6 +165,10 @@ uint32_t block_store::references(uint32_t class_index, block_id id) const {
     return classes_[class_index].references[classes_[class_index].numbering.index(id)];
 }
 
+uint64_t block_store::last_reader(uint32_t class_index, block_id id) const {
+    return classes_[class_index].last_reader[classes_[class_index].numbering.index(id)];
+}
+
 bool block_store::drop(uint32_t class_index, block_id id, uint64_t fence,
                        const fence_clock& clock) {
     block_class& owner = classes_[class_index];

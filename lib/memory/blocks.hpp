@@ -80,6 +80,8 @@ class block_store {
     block_id allocate(uint32_t class_index);
     void retain(uint32_t class_index, block_id id);
     uint32_t references(uint32_t class_index, block_id id) const;
+    /// The latest fence of those readers that have dropped this block since it was handed out.
+    uint64_t last_reader(uint32_t class_index, block_id id) const;
 
     /// Drops one reference of a reader whose last step was `fence`. True when it was the last: the
     /// block is then free, or parked until all its readers' fences have passed.

@@ -8,10 +8,14 @@ namespace kvrt {
 
 namespace {
 
-/// May this block's bytes change? Not while others read it, and not before its last step's fence.
+/// May this block's bytes change? Not while others read it, and not before the fences of the last
+/// steps that read it: this sequence's, and those of sequences that have let go of it.
 bool is_private(const round_plan& plan, uint32_t lane, block_id id) {
-    return plan.store.blocks.references(plan.store.model.lanes[lane].class_index, id) == 1 &&
-           plan.store.fences.passed(plan.owner.last_fence);
+    const block_store& blocks = plan.store.blocks;
+    const uint32_t class_index = plan.store.model.lanes[lane].class_index;
+    return blocks.references(class_index, id) == 1 &&
+           plan.store.fences.passed(plan.owner.last_fence) &&
+           plan.store.fences.passed(blocks.last_reader(class_index, id));
 }
 
 /// Length of the leading run of survivors that stay where they are.
