@@ -97,7 +97,7 @@ status step_append(step& target, sequence& owner, kv_seq handle, uint32_t count,
                     count, limits.max_step_tokens);
     }
     step_item& item = target.arrays->items[target.item_count];
-    item = {&owner, handle, target.rows, count, count, false};
+    item = {&owner, handle, target.rows, count, count, false, 0};
     if (info != nullptr) {
         info->first_position = owner.next_position;
         info->item = target.item_count;

@@ -6,8 +6,21 @@
 
 namespace kvrt {
 
+namespace {
+
+/// Only the host's kernels can still be at work on a step that is undone, and only on exported
+/// tables: without an export nobody waits for a fence, whose number the host never learns.
+uint64_t fence_of_undone(const step& target) {
+    const host_array<uint8_t>& exported = target.arrays->lane_exported;
+    const bool any = std::find(exported.begin(), exported.end(), 1) != exported.end();
+    return any ? target.number : 0;
+}
+
+}  // namespace
+
 void undo_lanes(step& target, uint32_t item_index, uint32_t lane_count) {
     cache& store = *target.context->store;
+    const uint64_t fence = fence_of_undone(target);
     const step_item& item = target.arrays->items[item_index];
     sequence& owner = *item.owner;
     for (uint32_t lane = 0; item.grew && lane < lane_count; ++lane) {
@@ -15,15 +28,14 @@ void undo_lanes(step& target, uint32_t item_index, uint32_t lane_count) {
         const uint32_t class_index = store.model.lanes[lane].class_index;
         lane_state& state = owner.lanes[lane];
         while (state.blocks > undo.blocks_before) {
-            store.blocks.take_back(class_index, state.table[--state.blocks], target.number,
-                                   store.fences);
+            store.blocks.take_back(class_index, state.table[--state.blocks], fence, store.fences);
         }
         if (undo.replaced != no_block) {
-            store.blocks.take_back(class_index, state.table[state.blocks - 1], target.number,
-                                   store.fences);
+            store.blocks.take_back(class_index, state.table[state.blocks - 1], fence, store.fences);
             state.table[state.blocks - 1] = undo.replaced;
         }
     }
+    if (fence == 0) owner.last_fence = item.fence_before;
     owner.reserved_rows = 0;
     owner.written_rows = 0;
 }

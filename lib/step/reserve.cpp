@@ -150,6 +150,7 @@ status step_reserve(step& target, kv_reserve_report& report) {
     const uint32_t lanes = static_cast<uint32_t>(store.model.lanes.size());
     for (uint32_t i = 0; i < target.item_count; ++i) {
         step_item& item = target.arrays->items[i];
+        item.fence_before = item.owner->last_fence;
         item.owner->last_fence = target.number;
         item.grew = item.rows > item.owner->room;
         for (uint32_t lane = 0; item.grew && lane < lanes; ++lane) {

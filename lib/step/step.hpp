@@ -26,6 +26,7 @@ struct step_item {
     uint32_t rows = 0;
     uint32_t accepted = 0;
     bool grew = false;  ///< reserve changed its tables; lane_undo holds then
+    uint64_t fence_before = 0;  ///< the owner's last_fence before reserve
 };
 
 /// What reserve did to one lane of one item.
