@@ -1,0 +1,79 @@
+// Models and pools that the streams run over, as plain data from which kv_model is built.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "kvrt/kvrt.h"
+
+namespace property {
+
+struct layer_spec {
+    uint32_t query_heads = 1;
+    uint32_t kv_heads = 1;
+    uint32_t key_dim = 32;
+    uint32_t value_dim = 32;
+    uint32_t key_format = KV_FORMAT_F32;
+    uint32_t value_format = KV_FORMAT_F32;
+    int32_t shared_layer = -1;  // -1: stores by itself
+    uint32_t window = 0;
+    uint32_t window_sinks = 0;
+    float softcap = 0.0f;
+    std::vector<float> sink_logits = {};
+    std::vector<float> alibi_slopes = {};
+    uint32_t rope_style = KV_ROPE_HALF;
+    uint32_t rope_dimensions = 0;  // 0: all of key_dim
+    double attention_factor = 1.0;
+
+    uint32_t group() const { return query_heads / kv_heads; }
+    uint32_t rotated() const {
+        if (rope_style == KV_ROPE_NONE) return 0;
+        return rope_dimensions != 0 ? rope_dimensions : key_dim;
+    }
+    uint32_t bands() const { return key_dim - rotated() / 2; }
+};
+
+struct pool_spec {
+    std::string name;
+    std::vector<layer_spec> layers;
+    uint32_t layout = KV_LAYOUT_NATIVE;
+    uint32_t block_tokens = 16;
+    uint32_t flags = 0;
+    uint32_t slabs = 2;
+    uint32_t max_sequences = 10;
+    uint32_t max_tokens = 256;
+    uint32_t max_step_sequences = 6;
+    uint32_t max_step_tokens = 96;
+    uint32_t threads = 1;
+
+    bool host_fences() const { return (flags & KV_POOL_HOST_FENCES) != 0; }
+};
+
+inline constexpr double rope_theta = 10000.0;
+
+/// Layers that store, in order: lane i belongs to layer lane_layers(spec)[i].
+std::vector<uint32_t> lane_layers(const pool_spec& spec);
+
+/// Lane that a layer reads.
+uint32_t lane_of(const pool_spec& spec, uint32_t layer);
+
+/// Bytes of a block, from kvrt.h's description of the layouts.
+uint64_t block_bytes(const pool_spec& spec, uint32_t lane);
+
+/// Does a policy choose this lane's survivors? Not where any reader masks by a window.
+bool evictable(const pool_spec& spec, uint32_t lane);
+
+/// `value` rounded to nearest even in a storage format.
+float round_to_format(double value, uint32_t format);
+
+uint32_t format_bytes(uint32_t format);
+
+/// Creates the pool; throws property::mismatch when that fails.
+kv_pool* create_pool(const pool_spec& spec, const kv_hooks* hooks = nullptr);
+
+/// The geometries of the default streams.
+std::vector<pool_spec> stream_specs();
+
+}  // namespace property
