@@ -108,6 +108,9 @@ double triattention_score(const layer_spec& layer, const kv_policy& policy,
         }
         const std::size_t at = std::size_t{query_head} * layer.bands() + band;
         const std::complex<double> mean(means.real[at], means.imaginary[at]);
+        // The cached key holds one factor of the rotation, the query will hold another; dimensions
+        // that are not rotated have none.
+        if (band < half) cached *= layer.attention_factor;
         norm_part += std::max(0.0, double{means.magnitude[at]} - std::abs(mean)) * std::abs(cached);
         const std::complex<double> product = mean * std::conj(cached);
         for (std::size_t i = 0; i < phases.size(); ++i) {
@@ -122,7 +125,7 @@ double triattention_score(const layer_spec& layer, const kv_policy& policy,
             trigonometric += logit / static_cast<double>(logits.size());
         }
     }
-    return layer.attention_factor * (trigonometric + norm_part);
+    return trigonometric + norm_part;
 }
 
 struct scorer {
