@@ -1,0 +1,136 @@
+// Structs of other versions: smaller ones get defaults, larger ones with a zero tail are taken, and
+// results are filled up to the caller's size.
+#include "abi/world.hpp"
+
+using namespace abi;
+
+namespace {
+
+/// Calls with a result struct of every size that makes sense; checks what lies inside and beyond.
+template <class struct_type, class callable>
+void fills_any_size(const char* name, const callable& call) {
+    CAPTURE(name);
+    struct_type whole = KV_INIT(struct_type);
+    REQUIRE(call(&whole) == KV_OK);
+    const auto* expected = reinterpret_cast<const unsigned char*>(&whole);
+    const uint32_t known = sizeof(struct_type);
+    for (const uint32_t size : {16u, 20u, 24u, known - 8, known, known + 8, 4096u, 8192u}) {
+        CAPTURE(size);
+        resized<struct_type> sized(KV_INIT(struct_type), size);
+        // What lies behind the struct is not the library's; what lies inside is overwritten.
+        for (uint32_t at = 16; at < std::min(size, known); ++at) sized.bytes()[at] = 0;
+        for (uint32_t at = size; at < size + 8; ++at) sized.bytes()[at] = 0xee;
+        REQUIRE(call(sized.get()) == KV_OK);
+        CHECK(sized.get()->struct_size == size);
+        bool same = true;
+        for (uint32_t at = 16; at < std::min(size, known); ++at) {
+            same = same && sized.bytes()[at] == expected[at];
+        }
+        CHECK(same);
+        bool tail_is_zero = true;
+        for (uint32_t at = known; at < size; ++at) {
+            tail_is_zero = tail_is_zero && sized.bytes()[at] == 0;
+        }
+        CHECK(tail_is_zero);
+        for (uint32_t at = size; at < size + 8; ++at) CHECK(sized.bytes()[at] == 0xee);
+    }
+}
+
+TEST_CASE("result structs of every size are filled up to it") {
+    const live_pool pool;
+    const kv_seq seq = pool.create_sequence();
+    pool.append(seq, 40);
+    fills_any_size<kv_pool_stats>("kv_pool_stats",
+                                  [&](kv_pool_stats* out) { return kv_pool_get_stats(pool, out); });
+    fills_any_size<kv_class_stats>("kv_class_stats", [&](kv_class_stats* out) {
+        return kv_pool_get_class_stats(pool, 0, out);
+    });
+    fills_any_size<kv_seq_info>("kv_seq_info",
+                                [&](kv_seq_info* out) { return kv_seq_get_info(pool, seq, out); });
+    fills_any_size<kv_seq_layer_info>("kv_seq_layer_info", [&](kv_seq_layer_info* out) {
+        return kv_seq_get_layer_info(pool, seq, 1, out);
+    });
+    fills_any_size<kv_capabilities_report>(
+        "kv_capabilities_report",
+        [&](kv_capabilities_report* out) { return kv_capabilities(out); });
+    fills_any_size<kv_compress_report>("kv_compress_report", [&](kv_compress_report* out) {
+        kv_policy policy = KV_INIT(kv_policy);
+        policy.scorer = KV_SCORER_STREAMING;
+        policy.budget = 100;  // nothing to do, so that every report is the same
+        kv_compress_options options = KV_INIT(kv_compress_options);
+        options.policy = &policy;
+        const kv_status verdict = kv_compress(pool, seq, &options, out);
+        if (out->struct_size >= sizeof *out) out->nanoseconds = 0;
+        return verdict;
+    });
+    fills_any_size<kv_append_info>("kv_append_info", [&](kv_append_info* out) {
+        kv_step* step = pool.begin();
+        const kv_status verdict = kv_seq_append(step, seq, nullptr, 3, out);
+        REQUIRE(kv_step_cancel(step) == KV_OK);
+        return verdict;
+    });
+    fills_any_size<kv_reserve_report>("kv_reserve_report", [&](kv_reserve_report* out) {
+        kv_step* step = pool.begin();
+        REQUIRE(kv_seq_append(step, seq, nullptr, 30, nullptr) == KV_OK);
+        const kv_status verdict = kv_step_reserve(step, out);
+        REQUIRE(kv_step_cancel(step) == KV_OK);
+        return verdict;
+    });
+    fills_any_size<kv_step_report>("kv_step_report", [&](kv_step_report* out) {
+        kv_step* step = pool.reserve(seq, 1);
+        pool.write(step, 1);
+        const kv_status verdict = kv_step_end(step, out);
+        // The fence rises with every step; a struct may end in the middle of it.
+        std::memset(&out->fence, 0, std::min(out->struct_size, 24u) - 16);
+        return verdict;
+    });
+    fills_any_size<kv_tables>("kv_tables", [&](kv_tables* out) {
+        kv_step* step = pool.reserve(seq, 1);
+        const kv_status verdict = kv_step_export(step, 1, out);
+        REQUIRE(kv_step_cancel(step) == KV_OK);
+        return verdict;
+    });
+    fills_any_size<kv_plan_report>("kv_plan_report", [&](kv_plan_report* out) {
+        const small_model model;
+        const kv_model description = model.describe();
+        const kv_pool_config config = small_config();
+        return kv_plan(&config, &description, out);
+    });
+}
+
+TEST_CASE("given structs: a missing tail means defaults, a zero tail is taken") {
+    const small_model model;
+    kv_model description = model.describe();
+    kv_pool_config config = small_config();
+    kv_plan_report whole = KV_INIT(kv_plan_report);
+    config.max_step_sequences = 0;
+    config.max_step_tokens = 0;
+    config.threads = 0;
+    REQUIRE(kv_plan(&config, &description, &whole) == KV_OK);
+    // Cut behind max_tokens_per_sequence, as a version without the later fields would be.
+    const uint32_t cut = offsetof(kv_pool_config, max_step_sequences);
+    resized<kv_pool_config> smaller(config, cut);
+    for (uint32_t at = cut; at < sizeof config; ++at) smaller.bytes()[at] = 0xee;
+    resized<kv_pool_config> larger(config, 4096);
+    resized<kv_model> larger_model(description, 2048);
+    for (const kv_pool_config* variant : {smaller.get(), larger.get()}) {
+        kv_plan_report report = KV_INIT(kv_plan_report);
+        REQUIRE(kv_plan(variant, larger_model.get(), &report) == KV_OK);
+        CHECK(std::memcmp(&report, &whole, sizeof report) == 0);
+    }
+
+    const live_pool pool;
+    resized<kv_seq_config> header_only(KV_INIT(kv_seq_config), 16);
+    kv_seq seq = 0;
+    ACCEPTS(kv_seq_create(pool, header_only.get(), &seq));
+    kv_policy policy = KV_INIT(kv_policy);
+    policy.scorer = KV_SCORER_STREAMING;
+    policy.budget = 16;
+    resized<kv_policy> old_policy(policy, offsetof(kv_policy, every));
+    ACCEPTS(kv_seq_set_policy(pool, seq, old_policy.get()));
+    resized<kv_policy> empty_policy(policy, 16);
+    REFUSES((target{pool, {seq}}), KV_UNSUPPORTED, "scorer",
+            kv_seq_set_policy(pool, seq, empty_policy.get()));
+}
+
+}  // namespace
