@@ -12,7 +12,7 @@ namespace generate {
 namespace {
 
 constexpr std::size_t prefill_chunk = 128;
-constexpr std::uint32_t recent_tokens = 64;  // the newest ones stay: a sentence or two
+constexpr std::uint32_t recent_share = 8;  // an eighth of the budget is for the newest tokens
 constexpr std::uint32_t sink_tokens = 4;
 
 // The policy of a name; `scorer` NONE stands for a full cache. The prompt always stays, within the
@@ -24,7 +24,7 @@ kv_policy policy_of(const writing_options& options, std::size_t prompt_size) {
     policy.every = options.every;
     policy.prompt_tokens = static_cast<std::uint32_t>(prompt_size);
     policy.sinks = sink_tokens;
-    policy.recent = std::min(recent_tokens, options.budget);
+    policy.recent = options.budget / recent_share;
     policy.seed = options.seed;
     if (options.policy == "triattention") {
         policy.scorer = KV_SCORER_TRIATTENTION;
