@@ -92,6 +92,29 @@ HWY_INLINE void multiply_tile(tag d, const float* a, uint32_t a_stride, const fl
     }
 }
 
+// The tiles of the next run, prefetched a few lines at a time between the products of this one.
+struct tiles_ahead {
+    const std::byte* tile[2 * run_slots / slot_group];
+    uint32_t bytes[2 * run_slots / slot_group];
+    uint32_t count = 0;
+    uint32_t at = 0, offset = 0;
+
+    void add(const std::byte* address, uint32_t size) {
+        tile[count] = address;
+        bytes[count++] = size;
+    }
+    void advance(uint32_t lines) {
+        for (; lines != 0 && at < count; --lines) {
+            __builtin_prefetch(tile[at] + offset, 0, 2);
+            offset += 64;
+            if (offset >= bytes[at]) {
+                ++at;
+                offset = 0;
+            }
+        }
+    }
+};
+
 // All of c[vectors][width], width a multiple of 8.
 template <uint32_t vectors>
 HWY_NOINLINE void multiply_rows(const float* a, uint32_t a_stride, const float* b,
@@ -119,8 +142,10 @@ HWY_NOINLINE void multiply_rows(const float* a, uint32_t a_stride, const float* 
 
 void multiply(const float* a, uint32_t a_stride, uint32_t vectors, const float* b,
               uint32_t b_stride, uint32_t depth, bool add, float* c, uint32_t c_stride,
-              uint32_t width) {
+              uint32_t width, tiles_ahead& ahead) {
+    constexpr uint32_t lines_per_panel = 40;
     for (uint32_t v = 0; v < vectors; v += tile_vectors) {
+        ahead.advance(lines_per_panel);
         const float* left = a + v * a_stride;
         float* out = c + v * c_stride;
         switch (std::min(tile_vectors, vectors - v)) {
@@ -186,7 +211,9 @@ bool convert_values(const attend_piece& piece, uint32_t first, uint32_t count, u
     const tile_layout& layout = piece.call->layer->layout;
     const uint32_t dim = layout.values.dim;
     const eights_tag d;
-    auto flaws = hn::Zero(d);
+    constexpr uint32_t lanes = static_cast<uint32_t>(hn::MaxLanes(eights_tag()));
+    // x * 0 is NaN unless x is finite. Two sums, so that the additions wait less for each other.
+    auto even = hn::Zero(d), odd = hn::Zero(d);
     for (uint32_t at = 0; at < count; ++at) {
         const uint32_t slot = first + at;
         const std::byte* block =
@@ -195,11 +222,15 @@ bool convert_values(const attend_piece& piece, uint32_t first, uint32_t count, u
         convert_run<type, element::f32>(
             block + layout.values.at(slot % layout.block_tokens, head, 0),
             reinterpret_cast<std::byte*>(row), dim);
-        for (uint32_t i = 0; i < dim; i += static_cast<uint32_t>(hn::Lanes(d))) {
-            flaws = hn::MulAdd(hn::LoadU(d, row + i), hn::Zero(d), flaws);  // NaN unless finite
+        uint32_t i = 0;
+        for (; i + 2 * lanes <= dim; i += 2 * lanes) {
+            even = hn::MulAdd(hn::LoadU(d, row + i), hn::Zero(d), even);
+            odd = hn::MulAdd(hn::LoadU(d, row + i + lanes), hn::Zero(d), odd);
         }
+        if (i < dim) even = hn::MulAdd(hn::LoadU(d, row + i), hn::Zero(d), even);
     }
-    return hn::AllTrue(d, hn::Eq(flaws, flaws));
+    const auto flaw = hn::Add(even, odd);
+    return hn::AllTrue(d, hn::Eq(flaw, flaw));
 }
 
 void convert(const attend_piece& piece, uint32_t first, uint32_t count, uint32_t stride,
@@ -319,7 +350,24 @@ struct blocked_work {
         }
     }
 
+    void find_ahead(uint32_t first, tiles_ahead& ahead) const {
+        const tile_layout& layout = layer.layout;
+        if (layout.order != tile_order::native) return;
+        const uint32_t end = std::min(first + run, piece.end_slot);
+        for (uint32_t slot = first; slot < end; slot += slot_group) {
+            const std::byte* block =
+                block_address(piece.call->arena, piece.item->blocks[slot / layout.block_tokens]);
+            const uint32_t place = slot % layout.block_tokens;
+            ahead.add(block + layout.keys.at(place, head, 0),
+                      slot_group * layout.keys.dim * element_bytes(layout.keys.type));
+            ahead.add(block + layout.values.at(place, head, 0),
+                      slot_group * layout.values.dim * element_bytes(layout.values.type));
+        }
+    }
+
     void take_run(uint32_t first, uint32_t end) const {
+        tiles_ahead ahead;
+        find_ahead(first + run, ahead);
         const uint32_t key_dim = layer.layout.keys.dim;
         const uint32_t value_dim = layer.layout.values.dim;
         const uint32_t slots = end - first;
@@ -327,7 +375,7 @@ struct blocked_work {
         bool finite = true;
         convert(piece, first, slots, run, head, memory.keys, memory.values, finite);
         multiply(memory.queries, key_dim, vectors, memory.keys, run, key_dim, false, memory.weights,
-                 run, padded);
+                 run, padded, ahead);
         bool everything = true;
         alignas(64) float positions[run_slots] = {};
         for (uint32_t row = 0; row < rows; ++row) {
@@ -348,7 +396,7 @@ struct blocked_work {
         }
         if (everything || finite) {
             multiply(memory.weights, run, vectors, memory.values, value_dim, slots, true,
-                     memory.values_out, value_dim, value_dim);
+                     memory.values_out, value_dim, value_dim, ahead);
             return;
         }
         for (uint32_t row = 0; row < rows; ++row) {
