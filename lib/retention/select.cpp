@@ -14,9 +14,10 @@ void append(slot_ranges& ranges, uint32_t first, uint32_t end) {
 
 /// A key that orders as the score does, with -0 as 0 and NaN below everything.
 uint32_t order_of(float score) {
-    if (score != score) return 0;
     const uint32_t bits = std::bit_cast<uint32_t>(score + 0.0f);
-    return (bits & 0x80000000u) != 0 ? ~bits : bits | 0x80000000u;
+    const uint32_t negative = 0u - (bits >> 31);  // signs are as good as random: no branch
+    const uint32_t number = score == score ? 0xffffffffu : 0u;
+    return (bits ^ (negative | 0x80000000u)) & number;
 }
 
 constexpr uint32_t digit_bits = 11;
@@ -35,15 +36,20 @@ threshold find_threshold(const float* scores, const slot_ranges& candidates, uin
     for (int shift = 32 - int{digit_bits}; known != 0xffffffffu; shift -= int{digit_bits}) {
         const uint32_t low = static_cast<uint32_t>(std::max(shift, 0));
         const uint32_t digit_mask = ~known >> low << low;
-        uint32_t histogram[digits] = {};
+        // Two of them, for neighbours: most scores share a few digits, and one counter could be
+        // raised only as fast as a store is seen by the next load.
+        uint32_t histogram[2][digits] = {};
         for (const slot_range& range : candidates) {
             for (uint32_t slot = range.first; slot < range.end; ++slot) {
                 const uint32_t key = order_of(scores[slot]);
-                if ((key & known) == found.key) ++histogram[(key & digit_mask) >> low];
+                const uint32_t same = (key & known) == found.key ? 1 : 0;
+                histogram[slot % 2][(key & digit_mask) >> low] += same;
             }
         }
+        for (uint32_t digit = 0; digit < digits; ++digit)
+            histogram[0][digit] += histogram[1][digit];
         uint32_t digit = digit_mask >> low;
-        while (histogram[digit] < found.of_equals) found.of_equals -= histogram[digit--];
+        while (histogram[0][digit] < found.of_equals) found.of_equals -= histogram[0][digit--];
         found.key |= digit << low;
         known |= digit_mask;
     }
@@ -102,12 +108,15 @@ uint32_t select_top(const float* scores, const slot_ranges& candidates, uint32_t
     uint32_t count = 0, next = 0;
     for (const slot_range& range : candidates) {
         for (; next < range.first; ++next) survivors[count++] = next;
-        for (; next < range.end; ++next) {
+        // Written without a branch on the score. Once `keep` are found, no slot is left to take.
+        for (; next < range.end && count < keep; ++next) {
             const uint32_t key = order_of(scores[next]);
-            const bool equal = key == least.key && least.of_equals != 0;
-            if (equal) --least.of_equals;
-            if (equal || key > least.key) survivors[count++] = next;
+            const uint32_t equal = key == least.key && least.of_equals != 0 ? 1 : 0;
+            least.of_equals -= equal;
+            survivors[count] = next;
+            count += equal | (key > least.key ? 1 : 0);
         }
+        next = range.end;
     }
     for (; next < slots; ++next) survivors[count++] = next;
     return count;
