@@ -12,9 +12,16 @@ namespace {
 /// Small integers in [0, 128), exact in every format; a digit sequence that names the element.
 float fingerprint(uint64_t tenant, uint32_t serial, uint64_t token_number, uint64_t position,
                   uint32_t lane, uint32_t head, bool value, uint32_t dim) {
-    const uint64_t digits[] = {token_number,         token_number >> 7, token_number >> 14, position,
-                               position >> 7,        serial,            serial >> 7,        tenant,
-                               uint64_t{lane} * 2 + value, head};
+    const uint64_t digits[] = {token_number,
+                               token_number >> 7,
+                               token_number >> 14,
+                               position,
+                               position >> 7,
+                               serial,
+                               serial >> 7,
+                               tenant,
+                               uint64_t{lane} * 2 + value,
+                               head};
     constexpr uint32_t count = sizeof digits / sizeof digits[0];
     const uint64_t digit = digits[dim % count] + uint64_t{dim / count} * 31;
     return static_cast<float>(digit % 128) / 64.0f;
@@ -59,7 +66,8 @@ void world::write_token(world_step&, world_item& item, uint32_t row, float* numb
             float& given = numbers[shape.values_offset + i];
             float& kept = (*stored)[shape.values_offset + i];
             if (filling_ == content::fingerprints) {
-                given = fingerprint(tenant_, owner.serial, number, position, lane, head, value, dim);
+                given =
+                    fingerprint(tenant_, owner.serial, number, position, lane, head, value, dim);
                 kept = given;
                 continue;
             }
@@ -83,7 +91,8 @@ void world::overwrite_sharers(const world_item& item) {
         for (const std::unique_ptr<oracle_sequence>& other : sequences_) {
             oracle_lane& state = other->lanes[lane];
             if (state.table.size() <= index || state.table[index] != shared) continue;
-            for (std::size_t slot = first; slot < std::min<std::size_t>(end, state.slots()); ++slot) {
+            for (std::size_t slot = first; slot < std::min<std::size_t>(end, state.slots());
+                 ++slot) {
                 if (slot - first >= item.tokens.size()) break;
                 for (std::vector<token>& head : state.heads) {
                     head[slot].values = item.tokens[slot - first].values;
@@ -183,7 +192,8 @@ void world::attend_layer(world_step& step, uint32_t layer, const attention_sampl
     in.heads = description.query_heads;
     in.dim = description.key_dim;
     const uint32_t out_bytes = sample.out_type == KV_DTYPE_F32 ? 4 : 2;
-    const std::size_t out_count = std::size_t{rows} * description.query_heads * description.value_dim;
+    const std::size_t out_count =
+        std::size_t{rows} * description.query_heads * description.value_dim;
     std::vector<char> result(out_count * out_bytes, static_cast<char>(0xff));
     kv_tensor out = in;
     out.data = result.data();
@@ -202,8 +212,9 @@ void world::attend_layer(world_step& step, uint32_t layer, const attention_sampl
         const uint32_t picked = sample.rows == 0 ? item.rows : std::min(sample.rows, item.rows);
         for (uint32_t i = 0; i < picked; ++i) {
             const uint32_t row = sample.rows == 0 ? i : static_cast<uint32_t>(below(item.rows));
-            const uint32_t heads =
-                sample.heads == 0 ? description.query_heads : std::min(sample.heads, description.query_heads);
+            const uint32_t heads = sample.heads == 0
+                                       ? description.query_heads
+                                       : std::min(sample.heads, description.query_heads);
             for (uint32_t h = 0; h < heads; ++h) {
                 const uint32_t head =
                     sample.heads == 0 ? h : static_cast<uint32_t>(below(description.query_heads));
@@ -211,13 +222,12 @@ void world::attend_layer(world_step& step, uint32_t layer, const attention_sampl
                     std::size_t{first_row + row} * description.query_heads + head;
                 std::vector<double> found(description.value_dim);
                 for (uint32_t d = 0; d < description.value_dim; ++d) {
-                    found[d] = double{load(
-                        result.data() + (at * description.value_dim + d) * out_bytes,
-                        sample.out_type)};
+                    found[d] =
+                        double{load(result.data() + (at * description.value_dim + d) * out_bytes,
+                                    sample.out_type)};
                 }
-                compare_row(step, item, row, layer, head,
-                            queries.data() + at * description.key_dim, found.data(),
-                            double{log_sums[at]}, tolerance);
+                compare_row(step, item, row, layer, head, queries.data() + at * description.key_dim,
+                            found.data(), double{log_sums[at]}, tolerance);
             }
         }
         first_row += item.rows;
@@ -265,26 +275,30 @@ void world::compare_bytes(world_step& step, uint32_t layer) {
                 const uint32_t in_block = slot % tables.block_tokens;
                 const char* block = base + int64_t{table[i * width + slot / tables.block_tokens]} *
                                                tables.block_stride;
-                const int64_t group = in_block / tables.slot_group, in_group = in_block % tables.slot_group;
+                const int64_t group = in_block / tables.slot_group,
+                              in_group = in_block % tables.slot_group;
                 for (uint32_t d = 0; d < shape.key_dim + shape.value_dim; ++d) {
                     const bool value = d >= shape.key_dim;
                     const int64_t dim = value ? d - shape.key_dim : d;
                     const uint32_t format = value ? tables.value_format : tables.key_format;
                     const int64_t at =
-                        value ? group * tables.value_stride_group + in_group * tables.value_stride_slot +
-                                    head * tables.value_stride_head + dim * tables.value_stride_dim
-                              : group * tables.key_stride_group + in_group * tables.key_stride_slot +
-                                    head * tables.key_stride_head + dim * tables.key_stride_dim;
+                        value
+                            ? group * tables.value_stride_group +
+                                  in_group * tables.value_stride_slot +
+                                  head * tables.value_stride_head + dim * tables.value_stride_dim
+                            : group * tables.key_stride_group + in_group * tables.key_stride_slot +
+                                  head * tables.key_stride_head + dim * tables.key_stride_dim;
                     const float found =
                         load(block + (value ? tables.value_offset : tables.key_offset) +
                                  at * format_bytes(format),
                              format);
                     const float wanted = shape.key(expected, head)[d];
-                    require(found == wanted,
-                            "sequence {} layer {} head {} slot {} (position {}) {} {}: {} is stored "
-                            "instead of {}",
-                            item.owner->serial, layer, head, slot, expected.position,
-                            value ? "value" : "key", dim, found, wanted);
+                    require(
+                        found == wanted,
+                        "sequence {} layer {} head {} slot {} (position {}) {} {}: {} is stored "
+                        "instead of {}",
+                        item.owner->serial, layer, head, slot, expected.position,
+                        value ? "value" : "key", dim, found, wanted);
                 }
                 bytes_compared_ += shape.key_dim * format_bytes(tables.key_format) +
                                    shape.value_dim * format_bytes(tables.value_format);

@@ -151,6 +151,7 @@ std::vector<pool_spec> stream_specs() {
         spec.flags = KV_POOL_DEBUG;
         spec.slabs = 1;
         spec.max_tokens = 320;
+        spec.max_sequences = 32;
         specs.push_back(spec);
     }
     {
@@ -222,6 +223,7 @@ std::vector<pool_spec> stream_specs() {
         spec.layers = {layer, layer};
         spec.flags = KV_POOL_HOST_FENCES | KV_POOL_DEBUG;
         spec.slabs = 1;
+        spec.max_sequences = 24;
         specs.push_back(spec);
     }
     return specs;

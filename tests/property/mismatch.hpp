@@ -16,9 +16,10 @@ struct mismatch : std::runtime_error {
 };
 
 template <class... arguments>
-void require(bool holds, fmt::format_string<const arguments&...> text,
-             const arguments&... values) {
-    if (!holds) throw mismatch(fmt::vformat(static_cast<fmt::string_view>(text), fmt::make_format_args(values...)));
+void require(bool holds, fmt::format_string<const arguments&...> text, const arguments&... values) {
+    if (!holds)
+        throw mismatch(
+            fmt::vformat(static_cast<fmt::string_view>(text), fmt::make_format_args(values...)));
 }
 
 inline std::string last_error() {

@@ -98,10 +98,10 @@ kv_status oracle::truncate(oracle_sequence& target, uint64_t tokens_seen) {
         // Every position that a query at tokens_seen sees must still be there.
         for (uint64_t p = 0; p < tokens_seen; ++p) {
             if (p >= lanes[i].window_sinks && p + lanes[i].window <= tokens_seen) continue;
-            const bool there =
-                std::binary_search(lane.heads[0].begin(), lane.heads[0].end(),
-                                   token{static_cast<uint32_t>(p), nullptr},
-                                   [](const token& a, const token& b) { return a.position < b.position; });
+            const bool there = std::binary_search(
+                lane.heads[0].begin(), lane.heads[0].end(),
+                token{static_cast<uint32_t>(p), nullptr},
+                [](const token& a, const token& b) { return a.position < b.position; });
             if (!there) return KV_NO_SNAPSHOT;
         }
     }
@@ -145,8 +145,8 @@ std::array<uint64_t, 16> oracle::need(const oracle_sequence& owner, uint32_t row
     std::array<uint64_t, 16> blocks = {};
     for (uint32_t i = 0; i < lanes.size(); ++i) {
         const oracle_lane& lane = owner.lanes[i];
-        blocks[lanes[i].block_class] +=
-            blocks_for(lane.slots() + rows) - lane.table.size() + (tail_is_shared(owner, i) ? 1 : 0);
+        blocks[lanes[i].block_class] += blocks_for(lane.slots() + rows) - lane.table.size() +
+                                        (tail_is_shared(owner, i) ? 1 : 0);
     }
     return blocks;
 }
@@ -172,7 +172,8 @@ double attend(const oracle& model, const attention_query& query,
         }
         const float* key = lane.key(*tokens[i], kv_head);
         double logit = 0.0;
-        for (uint32_t d = 0; d < lane.key_dim; ++d) logit += double{query.query[d]} * double{key[d]};
+        for (uint32_t d = 0; d < lane.key_dim; ++d)
+            logit += double{query.query[d]} * double{key[d]};
         logit *= scale;
         if (layer.softcap != 0.0f) {
             logit = double{layer.softcap} * std::tanh(logit / double{layer.softcap});
@@ -184,10 +185,9 @@ double attend(const oracle& model, const attention_query& query,
         logits[i] = logit;
         largest = std::max(largest, logit);
     }
-    double denominator =
-        layer.sink_logits.empty()
-            ? 0.0
-            : std::exp(double{layer.sink_logits[query.query_head]} - largest);
+    double denominator = layer.sink_logits.empty()
+                             ? 0.0
+                             : std::exp(double{layer.sink_logits[query.query_head]} - largest);
     std::fill_n(out, lane.value_dim, 0.0);
     for (std::size_t i = 0; i < tokens.size(); ++i) {
         if (std::isinf(logits[i])) continue;

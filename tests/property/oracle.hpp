@@ -18,11 +18,11 @@ namespace property {
 /// Deliberate defects of the oracle: each must make a stream fail, which proves that it can.
 enum class mutation {
     none,
-    wide_window,        // a query sees one position too many behind its window
-    overwritten_tail,   // a write into a shared tail block reaches its other readers
-    forgotten_block,    // a fork does not count the references of its last block
-    late_protection,    // the first protected position may be evicted
-    accepted_draft      // one draft more than was accepted becomes part of the sequence
+    wide_window,       // a query sees one position too many behind its window
+    overwritten_tail,  // a write into a shared tail block reaches its other readers
+    forgotten_block,   // a fork does not count the references of its last block
+    late_protection,   // the first protected position may be evicted
+    accepted_draft     // one draft more than was accepted becomes part of the sequence
 };
 
 /// Stored numbers of one token: per lane, per KV head, its key then its value.
@@ -121,7 +121,7 @@ struct oracle {
     pool_spec spec;
     mutation defect = mutation::none;
     std::vector<oracle_lane_shape> lanes;
-    std::vector<uint64_t> class_bytes;            // bytes of each block class
+    std::vector<uint64_t> class_bytes;              // bytes of each block class
     std::unique_ptr<std::array<int64_t, 16>> live;  // blocks alive, by class
     uint32_t values_per_token = 0;
     oracle_fences fences;

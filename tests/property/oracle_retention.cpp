@@ -93,8 +93,8 @@ phase_table future_phases(const layer_spec& layer, const kv_policy& policy,
 /// The expected logit of future queries: for each offset the sum over bands of
 /// Re(mean q e^{i w (t0 + d)} conj k), their mean or maximum, and the part of the norms.
 double triattention_score(const layer_spec& layer, const kv_policy& policy,
-                          const query_means& means, uint32_t query_head,
-                          const phase_table& phases, const float* key) {
+                          const query_means& means, uint32_t query_head, const phase_table& phases,
+                          const float* key) {
     const uint32_t half = layer.rotated() / 2;
     double norm_part = 0.0;
     std::vector<double> logits(phases.size(), 0.0);
@@ -172,8 +172,8 @@ struct scorer {
         for (uint32_t member = 0; member < layer.group(); ++member) {
             std::vector<double> raw;
             for (const std::size_t slot : candidates) {
-                raw.push_back(triattention_score(layer, policy, mean,
-                                                 head * layer.group() + member, phases,
+                raw.push_back(triattention_score(layer, policy, mean, head * layer.group() + member,
+                                                 phases,
                                                  model.lanes[lane].key(tokens[slot], head)));
             }
             double average = 0.0;
@@ -311,7 +311,8 @@ round_plan plan_round(const oracle& model, const oracle_sequence& owner, const k
     plan.chosen.assign(model.lanes.size(), 0);
     for (std::size_t lane = 0; lane < model.lanes.size(); ++lane) {
         const oracle_lane_shape& shape = model.lanes[lane];
-        const bool skipped = policy.scorer == KV_SCORER_KEY_NORM && shape.layer < policy.skip_layers;
+        const bool skipped =
+            policy.scorer == KV_SCORER_KEY_NORM && shape.layer < policy.skip_layers;
         if (!shape.evictable || skipped || owner.lanes[lane].slots() == 0) continue;
         plan.chosen[lane] = 1;
         for (const std::vector<token>& head : owner.lanes[lane].heads) {
@@ -338,8 +339,7 @@ round_plan plan_round(const oracle& model, const oracle_sequence& owner, const k
             ++plan.fresh_blocks;
         }
     }
-    plan.sets_differ =
-        !plan.nothing && sets_differ(model, owner, plan, resolved_selection(policy));
+    plan.sets_differ = !plan.nothing && sets_differ(model, owner, plan, resolved_selection(policy));
     return plan;
 }
 
@@ -356,10 +356,11 @@ round_effect apply_round(oracle& model, oracle_sequence& owner, const kv_policy&
     try {
         check_selection({model, owner, policy, means}, plan, survivors);
     } catch (const mismatch& found) {
-        throw mismatch(fmt::format(
-            "{} (scorer {} selection {} flags {} budget {} sinks {} recent {} prompt {} offsets {})",
-            found.what(), policy.scorer, policy.selection, policy.flags, policy.budget,
-            policy.sinks, policy.recent, policy.prompt_tokens, policy.offset_max));
+        throw mismatch(
+            fmt::format("{} (scorer {} selection {} flags {} budget {} sinks {} recent {} prompt "
+                        "{} offsets {})",
+                        found.what(), policy.scorer, policy.selection, policy.flags, policy.budget,
+                        policy.sinks, policy.recent, policy.prompt_tokens, policy.offset_max));
     }
     round_effect effect;
     for (uint32_t lane = 0; lane < model.lanes.size(); ++lane) {

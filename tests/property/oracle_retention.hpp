@@ -16,10 +16,10 @@ struct query_means {
 using means_reader = std::function<query_means(uint32_t layer)>;
 
 struct round_plan {
-    bool nothing = true;          // no lane retains more than the policy keeps
-    bool sets_differ = false;     // a common selection over lanes that hold different tokens
-    uint32_t keep = 0;            // tokens per lane and head
-    std::vector<char> chosen;     // by lane
+    bool nothing = true;       // no lane retains more than the policy keeps
+    bool sets_differ = false;  // a common selection over lanes that hold different tokens
+    uint32_t keep = 0;         // tokens per lane and head
+    std::vector<char> chosen;  // by lane
     std::array<uint64_t, 16> fresh = {};  // most blocks that copies may take, by class
     uint64_t fresh_blocks = 0;
 };

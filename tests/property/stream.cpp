@@ -74,23 +74,23 @@ class stream {
 
     void operate() {
         const uint64_t dice = below(100);
-        if (dice < 58) {
+        if (dice < 66) {
             step_once();
-        } else if (dice < 64) {
-            create();
         } else if (dice < 70) {
+            create();
+        } else if (dice < 74) {
             if (oracle_sequence* parent = any()) {
                 world_.fork(*parent, 1 + static_cast<uint32_t>(below(3)));
             }
-        } else if (dice < 77) {
+        } else if (dice < 79) {
             if (oracle_sequence* target = below(8) == 0 ? any() : idle()) truncate(*target);
-        } else if (dice < 84) {
+        } else if (dice < 86) {
             if (oracle_sequence* target = below(5) == 0 ? any() : idle()) compress(*target);
-        } else if (dice < 88) {
+        } else if (dice < 90) {
             if (oracle_sequence* target = any()) change_policy(*target);
-        } else if (dice < 91) {
+        } else if (dice < 94) {
             if (oracle_sequence* target = any()) pin(*target);
-        } else if (dice < 96) {
+        } else if (dice < 97) {
             release();
         } else {
             world_.pass_fences();

@@ -2,12 +2,14 @@
 //
 //   KVRT_STREAM_OPERATIONS   operations in all (default 200,000; 20,000 under sanitizers)
 //   KVRT_STREAM_SEED         first seed (default 1); a failure prints the seed to repeat it with
+#include "stream.hpp"
+
 #include <doctest/doctest.h>
 
 #include <cstdio>
 #include <cstdlib>
 
-#include "stream.hpp"
+#include "checked.hpp"
 
 namespace {
 
@@ -40,7 +42,7 @@ void run_streams(content filling, const char* name) {
             options.seed = seed + life;
             options.operations = share;
             options.filling = filling;
-            try {
+            check_no_mismatch([&] {
                 const stream_result one = run_stream(spec, options);
                 all.operations += one.operations;
                 all.attention_rows += one.attention_rows;
@@ -49,9 +51,7 @@ void run_streams(content filling, const char* name) {
                 all.again += one.again;
                 all.cancelled += one.cancelled;
                 all.tokens += one.tokens;
-            } catch (const mismatch& found) {
-                FAIL_CHECK(std::string(found.what()));
-            }
+            });
         }
     }
     std::printf(

@@ -51,16 +51,16 @@ struct world_step {
 };
 
 struct attention_sample {
-    uint32_t rows = 2;         // per item; 0: all
-    uint32_t heads = 2;        // per row; 0: all
-    bool bytes = false;        // compare stored numbers too
+    uint32_t rows = 2;   // per item; 0: all
+    uint32_t heads = 2;  // per row; 0: all
+    bool bytes = false;  // compare stored numbers too
     uint32_t out_type = KV_DTYPE_F32;
 };
 
 class world {
   public:
-    world(const pool_spec& spec, content filling, uint64_t seed,
-          mutation defect = mutation::none, const kv_hooks* hooks = nullptr);
+    world(const pool_spec& spec, content filling, uint64_t seed, mutation defect = mutation::none,
+          const kv_hooks* hooks = nullptr);
     ~world();
     world(const world&) = delete;
     world& operator=(const world&) = delete;

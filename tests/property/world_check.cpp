@@ -21,12 +21,12 @@ void world::check_accounting() {
         require_ok(kv_pool_get_class_stats(pool_, c, &found), "kv_pool_get_class_stats");
         require(found.block_bytes == model_.class_bytes[c], "class {}: blocks of {} bytes, not {}",
                 c, found.block_bytes, model_.class_bytes[c]);
-        require(found.total == found.free + found.cached + found.pinned + found.parked +
-                                   found.loading,
-                "class {}: total {} is not free {} + pinned {} + parked {}", c, found.total,
-                found.free, found.pinned, found.parked);
-        require(found.total == found.slabs * found.blocks_per_slab, "class {}: {} blocks in {} slabs",
-                c, found.total, found.slabs);
+        require(
+            found.total == found.free + found.cached + found.pinned + found.parked + found.loading,
+            "class {}: total {} is not free {} + pinned {} + parked {}", c, found.total, found.free,
+            found.pinned, found.parked);
+        require(found.total == found.slabs * found.blocks_per_slab,
+                "class {}: {} blocks in {} slabs", c, found.total, found.slabs);
         require(found.pinned == static_cast<uint64_t>((*model_.live)[c]),
                 "class {}: {} blocks are pinned, tables and steps refer to {}", c, found.pinned,
                 (*model_.live)[c]);
@@ -54,7 +54,8 @@ void world::check_accounting() {
     const uint32_t open = (steps_[0].open() ? 1u : 0u) + (steps_[1].open() ? 1u : 0u);
     require(pool.open_steps == open, "{} open steps instead of {}", pool.open_steps, open);
     const oracle_fences& fences = model_.fences;
-    const bool all_passed = open == 0 && (!fences.by_host || fences.host_passed == fences.last_begun);
+    const bool all_passed =
+        open == 0 && (!fences.by_host || fences.host_passed == fences.last_begun);
     require(!all_passed || parked == 0, "{} blocks are parked behind no fence", parked);
 }
 

@@ -77,13 +77,12 @@ kv_compress_report world::run_round(oracle_sequence& owner, const kv_policy& pol
 
 void world::round_at_step_end(oracle_sequence& owner, kv_step_report& expected) {
     kv_policy policy = owner.policy;
-    bool wanted = owner.has_policy && policy.every != 0 &&
-                  owner.tokens_since_round >= policy.every;
+    bool wanted = owner.has_policy && policy.every != 0 && owner.tokens_since_round >= policy.every;
     if (wanted) {
         wanted = false;
         for (std::size_t lane = 0; lane < model_.lanes.size(); ++lane) {
-            wanted = wanted || (model_.lanes[lane].evictable &&
-                                owner.lanes[lane].slots() > policy.budget);
+            wanted = wanted ||
+                     (model_.lanes[lane].evictable && owner.lanes[lane].slots() > policy.budget);
         }
     }
     if (owner.round_deferred) {
@@ -99,8 +98,7 @@ void world::round_at_step_end(oracle_sequence& owner, kv_step_report& expected) 
         ++expected.compactions_skipped;
         return;
     }
-    const bool blind =
-        policy.scorer == KV_SCORER_TRIATTENTION && !has_means(owner, plan);
+    const bool blind = policy.scorer == KV_SCORER_TRIATTENTION && !has_means(owner, plan);
     kv_seq_info info = KV_INIT(kv_seq_info);
     require_ok(kv_seq_get_info(pool_, owner.handle, &info), "kv_seq_get_info");
     if (info.compactions == owner.compactions) {

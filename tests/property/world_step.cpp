@@ -166,10 +166,10 @@ kv_status world::reserve(int place) {
     const kv_status found = kv_step_reserve(step.handle, &report);
     ++step.own;
     if (verdict == KV_OK || verdict == KV_AGAIN) {
-        require(report.need_blocks == expected.need_blocks &&
-                    report.need_bytes == expected.need_bytes,
-                "kv_step_reserve needs {} blocks, {} bytes instead of {}, {}", report.need_blocks,
-                report.need_bytes, expected.need_blocks, expected.need_bytes);
+        require(
+            report.need_blocks == expected.need_blocks && report.need_bytes == expected.need_bytes,
+            "kv_step_reserve needs {} blocks, {} bytes instead of {}, {}", report.need_blocks,
+            report.need_bytes, expected.need_blocks, expected.need_bytes);
         require(report.free_bytes_after_fence >= report.free_bytes_now,
                 "kv_step_reserve: {} bytes free now, {} after the fences", report.free_bytes_now,
                 report.free_bytes_after_fence);
@@ -308,9 +308,9 @@ void world::cancel(int place) {
 
 void world::settle(world_step& step, world_item& item, kv_step_report& expected) {
     oracle_sequence& owner = *item.owner;
-    const uint32_t accepted =
-        model_.defect == mutation::accepted_draft && item.accepted < item.rows ? item.accepted + 1
-                                                                               : item.accepted;
+    const uint32_t accepted = model_.defect == mutation::accepted_draft && item.accepted < item.rows
+                                  ? item.accepted + 1
+                                  : item.accepted;
     drop_count returned;
     for (uint32_t lane = 0; lane < model_.lanes.size(); ++lane) {
         oracle_lane& state = owner.lanes[lane];
