@@ -301,8 +301,10 @@ void measure_round(uint32_t slots, uint32_t thread_count) {
 
 int main() {
     for (uint32_t thread_count : {1u, std::max(2u, std::thread::hardware_concurrency())}) {
-        compare(65536, 0.10, false, thread_count);
-        compare(65536, 0.10, true, thread_count);
+        for (uint32_t slots : {16384u, 65536u}) {
+            compare(slots, 0.10, false, thread_count);
+            compare(slots, 0.10, true, thread_count);
+        }
         measure_round(16384, thread_count);
         measure_round(65536, thread_count);
     }

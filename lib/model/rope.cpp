@@ -6,8 +6,7 @@
 
 namespace kvrt {
 
-status describe_rope(const kv_rope* rope, uint32_t key_dim, uint32_t layer,
-                     rope_description& out) {
+status describe_rope(const kv_rope* rope, uint32_t key_dim, uint32_t layer, rope_description& out) {
     out = rope_description();
     if (rope == nullptr) return KV_OK;
     kv_rope given;
