@@ -1,5 +1,6 @@
 #include "memory/blocks.hpp"
 
+#include <algorithm>
 #include <bit>
 
 namespace kvrt {
@@ -186,7 +187,15 @@ bool block_store::drop(uint32_t class_index, block_id id, uint64_t fence,
         return true;
     }
     ++owner.counters.parked;
+    park(class_index, id);
+    return true;
+}
+
+void block_store::park(uint32_t class_index, block_id id) {
+    block_class& owner = classes_[class_index];
+    const uint64_t index = owner.numbering.index(id);
     owner.next_parked[index] = no_block;
+    oldest_parked_fence_ = std::min(oldest_parked_fence_, owner.last_reader[index]);
     if (last_parked_ == no_block) {
         first_parked_ = id;
     } else {
@@ -194,7 +203,6 @@ bool block_store::drop(uint32_t class_index, block_id id, uint64_t fence,
         classes_[last_class].next_parked[block_index(last_class, last_parked_)] = id;
     }
     last_parked_ = id;
-    return true;
 }
 
 void block_store::take_back(uint32_t class_index, block_id id, uint64_t fence,
@@ -206,16 +214,25 @@ void block_store::take_back(uint32_t class_index, block_id id, uint64_t fence,
 }
 
 void block_store::collect(const fence_clock& clock) {
-    while (first_parked_ != no_block) {
-        const block_id id = first_parked_;
+    // The host passes fences in order, so while the oldest has not passed none has.
+    if (clock.by_host && !clock.passed(oldest_parked_fence_)) return;
+    // Blocks lie in the order in which they were dropped, which need not be that of their fences.
+    block_id id = first_parked_;
+    first_parked_ = no_block;
+    last_parked_ = no_block;
+    oldest_parked_fence_ = no_fence;
+    while (id != no_block) {
         const uint32_t class_index = slabs_[id / units_per_slab].class_index;
         block_class& owner = classes_[class_index];
         const uint64_t index = owner.numbering.index(id);
-        if (!clock.passed(owner.last_reader[index])) return;
-        first_parked_ = owner.next_parked[index];
-        if (first_parked_ == no_block) last_parked_ = no_block;
-        --owner.counters.parked;
-        free_block(class_index, id);
+        const block_id next = owner.next_parked[index];
+        if (clock.passed(owner.last_reader[index])) {
+            --owner.counters.parked;
+            free_block(class_index, id);
+        } else {
+            park(class_index, id);
+        }
+        id = next;
     }
 }
 

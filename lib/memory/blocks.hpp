@@ -121,6 +121,7 @@ class block_store {
   private:
     static constexpr uint32_t no_slab = 0xffffffffu;
     static constexpr uint32_t no_class = 0xffffffffu;
+    static constexpr uint64_t no_fence = ~uint64_t{0};
 
     /// A slab in a class. `summary` has a bit for each word of `free_bits` that is not zero.
     struct slab {
@@ -145,6 +146,7 @@ class block_store {
 
     bool take_slab(uint32_t class_index);
     void free_block(uint32_t class_index, block_id id);
+    void park(uint32_t class_index, block_id id);
     void return_slab(uint32_t slab_index);
     void link_partial(uint32_t slab_index);
     void unlink_partial(uint32_t slab_index);
@@ -164,6 +166,7 @@ class block_store {
     uint64_t resident_slab_count_ = 0;
     block_id first_parked_ = no_block;
     block_id last_parked_ = no_block;
+    uint64_t oldest_parked_fence_ = no_fence;
     block_counters totals_;
 };
 
