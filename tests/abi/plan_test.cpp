@@ -1,0 +1,183 @@
+// kv_plan against a pool: sequences are admitted until the pool says AGAIN, and counted.
+#include "abi/world.hpp"
+
+using namespace abi;
+
+namespace {
+
+struct planned {
+    kv_pool_config config = small_config();
+    kv_plan_report plan = KV_INIT(kv_plan_report);
+
+    planned(const small_model& model, uint64_t arena_slabs, uint64_t tokens) {
+        config.arena_bytes = arena_slabs << 21;
+        config.max_sequences = 1024;
+        config.max_tokens_per_sequence = 1u << 16;
+        config.max_step_sequences = 4;
+        config.max_step_tokens = 1u << 16;
+        plan.tokens_per_sequence = tokens;
+        const kv_model description = model.describe();
+        REQUIRE(kv_plan(&config, &description, &plan) == KV_OK);
+    }
+};
+
+/// Adds `tokens` to a sequence in chunks, so that windows slide on the way. AGAIN cancels.
+kv_status add(kv_pool* pool, kv_seq seq, uint64_t tokens, uint32_t chunk) {
+    for (uint64_t done = 0; done < tokens;) {
+        const uint32_t count = static_cast<uint32_t>(std::min<uint64_t>(chunk, tokens - done));
+        kv_step* step = nullptr;
+        REQUIRE(kv_step_begin(pool, &step) == KV_OK);
+        REQUIRE(kv_seq_append(step, seq, nullptr, count, nullptr) == KV_OK);
+        const kv_status verdict = kv_step_reserve(step, nullptr);
+        if (verdict != KV_OK) {
+            REQUIRE(kv_step_cancel(step) == KV_OK);
+            return verdict;
+        }
+        // The host's kernels wrote: nothing to do here.
+        kv_tables tables = KV_INIT(kv_tables);
+        REQUIRE(kv_step_export(step, 0, &tables) == KV_OK);
+        REQUIRE(kv_step_export(step, 1, &tables) == KV_OK);
+        REQUIRE(kv_step_end(step, nullptr) == KV_OK);
+        done += count;
+    }
+    return KV_OK;
+}
+
+/// How many sequences of `tokens` tokens the pool holds.
+uint64_t admit(kv_pool* pool, uint64_t tokens, uint32_t chunk, kv_seq_info& one) {
+    for (uint64_t held = 0;; ++held) {
+        kv_seq seq = 0;
+        REQUIRE(kv_seq_create(pool, nullptr, &seq) == KV_OK);
+        const kv_status verdict = add(pool, seq, tokens, chunk);
+        if (verdict != KV_OK) {
+            CHECK(verdict == KV_AGAIN);
+            return held;
+        }
+        one = KV_INIT(kv_seq_info);
+        REQUIRE(kv_seq_get_info(pool, seq, &one) == KV_OK);
+    }
+}
+
+TEST_CASE("full layers: the plan says exactly how many sequences fit, and their bytes") {
+    small_model model;
+    model.layers[1].window = 0;
+    model.layers[1].window_sinks = 0;
+    for (const uint64_t tokens : {1u, 16u, 17u, 100u, 1000u, 5000u}) {
+        CAPTURE(tokens);
+        const planned p(model, 4, tokens);
+        const kv_model description = model.describe();
+        kv_pool* pool = nullptr;
+        REQUIRE(kv_pool_create(&p.config, &description, &pool) == KV_OK);
+        kv_seq_info one = KV_INIT(kv_seq_info);
+        if (p.plan.sequences_that_fit < 1024) {
+            CHECK(admit(pool, tokens, 1u << 16, one) == p.plan.sequences_that_fit);
+        } else {
+            kv_seq seq = 0;
+            REQUIRE(kv_seq_create(pool, nullptr, &seq) == KV_OK);
+            REQUIRE(add(pool, seq, tokens, 1u << 16) == KV_OK);
+            REQUIRE(kv_seq_get_info(pool, seq, &one) == KV_OK);
+        }
+        CHECK(one.bytes == p.plan.bytes_per_sequence);
+        CHECK(one.bytes == 2 * ((tokens + 15) / 16) * 6144);
+        CHECK(p.plan.bytes_per_token == 2 * 2 * (64 + 32) * 2);
+        kv_pool_stats stats = KV_INIT(kv_pool_stats);
+        REQUIRE(kv_pool_get_stats(pool, &stats) == KV_OK);
+        CHECK(p.plan.metadata_bytes == stats.metadata_bytes);
+        kv_pool_release(pool);
+    }
+}
+
+TEST_CASE("blocks of several sizes: slabs belong to one size, and the plan knows") {
+    small_model model;
+    model.layers[1].window = 0;
+    model.layers[1].window_sinks = 0;
+    model.layers[1].kv_heads = 4;
+    for (const uint64_t tokens : {100u, 3000u}) {
+        CAPTURE(tokens);
+        const planned p(model, 5, tokens);
+        const kv_model description = model.describe();
+        kv_pool* pool = nullptr;
+        REQUIRE(kv_pool_create(&p.config, &description, &pool) == KV_OK);
+        kv_seq_info one = KV_INIT(kv_seq_info);
+        CHECK(admit(pool, tokens, 1u << 16, one) == p.plan.sequences_that_fit);
+        CHECK(one.bytes == p.plan.bytes_per_sequence);
+        kv_pool_release(pool);
+    }
+}
+
+TEST_CASE("windows: what is held between steps is never more than planned") {
+    const small_model model;
+    for (const uint64_t tokens : {10u, 31u, 32u, 40u, 48u, 49u, 100u, 1000u}) {
+        CAPTURE(tokens);
+        const planned p(model, 2, tokens);
+        const kv_model description = model.describe();
+        kv_pool* pool = nullptr;
+        REQUIRE(kv_pool_create(&p.config, &description, &pool) == KV_OK);
+        uint64_t most = 0;
+        for (const uint32_t chunk : {1u, 7u, 16u, 33u, 4096u}) {
+            kv_seq seq = 0;
+            REQUIRE(kv_seq_create(pool, nullptr, &seq) == KV_OK);
+            REQUIRE(add(pool, seq, tokens, chunk) == KV_OK);
+            kv_seq_info info = KV_INIT(kv_seq_info);
+            REQUIRE(kv_seq_get_info(pool, seq, &info) == KV_OK);
+            CHECK(info.bytes <= p.plan.bytes_per_sequence);
+            most = std::max(most, info.bytes);
+            REQUIRE(kv_seq_release(pool, seq) == KV_OK);
+        }
+        CHECK(most + 6144 >= p.plan.bytes_per_sequence);  // nor much less
+        kv_pool_release(pool);
+    }
+}
+
+TEST_CASE("what one sequence alone can retain, and the arena that a number of them needs") {
+    small_model model;
+    model.layers[1].window = 0;
+    model.layers[1].window_sinks = 0;
+    const planned p(model, 2, 100);
+    // 682 blocks over two lanes: 341 each.
+    CHECK(p.plan.tokens_that_fit == 341 * 16);
+    const kv_model description = model.describe();
+    kv_pool* pool = nullptr;
+    REQUIRE(kv_pool_create(&p.config, &description, &pool) == KV_OK);
+    kv_seq seq = 0;
+    REQUIRE(kv_seq_create(pool, nullptr, &seq) == KV_OK);
+    CHECK(add(pool, seq, 341 * 16, 1u << 16) == KV_OK);
+    CHECK(add(pool, seq, 1, 1) < 0);
+    kv_pool_release(pool);
+
+    kv_plan_report exact = KV_INIT(kv_plan_report);
+    exact.sequences = 50;
+    exact.tokens_per_sequence = 1000;
+    REQUIRE(kv_plan(&p.config, &description, &exact) == KV_OK);
+    kv_pool_config config = p.config;
+    config.arena_bytes = exact.arena_bytes_needed;
+    kv_plan_report again = KV_INIT(kv_plan_report);
+    again.tokens_per_sequence = 1000;
+    REQUIRE(kv_plan(&config, &description, &again) == KV_OK);
+    CHECK(again.sequences_that_fit >= 50);
+    config.arena_bytes -= 1;
+    again = KV_INIT(kv_plan_report);
+    again.tokens_per_sequence = 1000;
+    REQUIRE(kv_plan(&config, &description, &again) == KV_OK);
+    CHECK(again.sequences_that_fit < 50);
+    // In: zero means the config's limits.
+    again = KV_INIT(kv_plan_report);
+    REQUIRE(kv_plan(&config, &description, &again) == KV_OK);
+    CHECK(again.sequences == 1024);
+    CHECK(again.tokens_per_sequence == 1u << 16);
+}
+
+TEST_CASE("a plan counts the metadata that a pool with threads will take") {
+    const small_model model;
+    const kv_model description = model.describe();
+    for (const uint32_t threads : {1u, 2u, 5u}) {
+        kv_pool_config config = small_config();
+        config.threads = threads;
+        kv_plan_report plan = KV_INIT(kv_plan_report);
+        REQUIRE(kv_plan(&config, &description, &plan) == KV_OK);
+        const live_pool pool(config);
+        CHECK(plan.metadata_bytes == pool.stats().metadata_bytes);
+    }
+}
+
+}  // namespace
