@@ -37,7 +37,8 @@ struct returned_blocks {
     uint64_t bytes = 0;
 };
 
-/// Drops one reference of a reader whose last step was `fence`; counts the block if it was the last.
+/// Drops one reference of a reader whose last step was `fence`, and counts the block if it was the
+/// last one.
 void drop_block(cache& store, uint32_t lane, block_id id, uint64_t fence,
                 returned_blocks& returned);
 
