@@ -21,15 +21,28 @@ inline const std::byte* block_address(const std::byte* arena, block_id id) {
     return arena + static_cast<uint64_t>(id) * block_unit;
 }
 
-/// How a block class cuts a slab, and the index of a block in the class's side arrays.
+/// How a block class cuts a slab, and the index of a block in the class's side arrays. Every look
+/// at a block goes through here, so it multiplies by a reciprocal where it would divide.
 struct block_numbering {
-    uint32_t units_per_block = 1;   ///< with guard, if any
-    uint32_t blocks_per_slab = 1;
+    uint32_t units_per_block = 1;  ///< with guard, if any
+    uint32_t blocks_per_slab = units_per_slab;
+    /// 2^32 / units_per_block, rounded up. A place in a slab is below 2^15 and so is the size of a
+    /// block: the error stays below a quarter of a unit.
+    uint64_t reciprocal = uint64_t{1} << 32;
 
-    uint32_t in_slab(block_id id) const { return id % units_per_slab / units_per_block; }
-    uint64_t index(block_id id) const {
-        return static_cast<uint64_t>(id / units_per_slab) * blocks_per_slab + in_slab(id);
+    block_numbering() = default;
+    explicit block_numbering(uint32_t units)
+        : units_per_block(units),
+          blocks_per_slab(units_per_slab / units),
+          reciprocal(((uint64_t{1} << 32) + units - 1) / units) {}
+
+    uint32_t in_slab(block_id id) const {
+        return static_cast<uint32_t>(id % units_per_slab * reciprocal >> 32);
     }
+    uint64_t index(uint32_t slab, uint32_t block) const {
+        return static_cast<uint64_t>(slab) * blocks_per_slab + block;
+    }
+    uint64_t index(block_id id) const { return index(id / units_per_slab, in_slab(id)); }
 };
 
 /// Explicit positions of slots, beside the arena: [block index][kv_head][slot of the block].

@@ -23,13 +23,10 @@ status block_store::create(host_allocator& allocator, device_memory& device,
         block_class& target = classes_[c];
         target.block_bytes = classes[c].block_bytes;
         const uint32_t stride = classes[c].block_bytes + (settings.debug ? guard_bytes : 0);
-        target.numbering.units_per_block = stride / block_unit;
-        target.numbering.blocks_per_slab = units_per_slab / target.numbering.units_per_block;
+        target.numbering = block_numbering(stride / block_unit);
         target.positions_per_block = classes[c].positions_per_block;
         const uint64_t blocks = blocks_in_class(c);
-        KVRT_TRY(target.references.allocate(allocator, blocks, "block reference counts"));
-        KVRT_TRY(target.last_reader.allocate(allocator, blocks, "block fences"));
-        KVRT_TRY(target.next_parked.allocate(allocator, blocks, "parked blocks"));
+        KVRT_TRY(target.records.allocate(allocator, blocks, "block records"));
         KVRT_TRY(target.positions.allocate(allocator, blocks * target.positions_per_block,
                                            "slot positions", memory_contents::undefined));
     }
@@ -52,6 +49,32 @@ position_store block_store::positions(uint32_t class_index, uint32_t block_token
     store.block_stride = source.positions_per_block;
     store.block_tokens = block_tokens;
     return store;
+}
+
+class_counters block_store::counters(uint32_t class_index) const {
+    const block_class& source = classes_[class_index];
+    class_counters result;
+    result.slabs = source.slabs;
+    result.total = source.total;
+    result.pinned = source.allocated - source.returned;
+    result.parked = source.parked;
+    result.free = result.total - result.pinned - result.parked;
+    return result;
+}
+
+block_counters block_store::totals() const {
+    block_counters result;
+    for (uint32_t c = 0; c < class_count_; ++c) {
+        const block_class& source = classes_[c];
+        result.allocated += source.allocated;
+        result.returned += source.returned;
+        result.returned_bytes += source.returned * source.block_bytes;
+        result.pinned_bytes += (source.allocated - source.returned) * source.block_bytes;
+    }
+    result.slabs_given_back = slabs_given_back_;
+    result.pinned = pinned_;
+    result.peak_pinned = peak_pinned_;
+    return result;
 }
 
 void block_store::link_partial(uint32_t slab_index) {
@@ -98,9 +121,8 @@ bool block_store::take_slab(uint32_t class_index) {
         record.free_bits[word] = here == 64 ? ~uint64_t{0} : (uint64_t{1} << here) - 1;
         if (here != 0) record.summary = static_cast<uint16_t>(record.summary | (1u << word));
     }
-    ++owner.counters.slabs;
-    owner.counters.total += blocks;
-    owner.counters.free += blocks;
+    ++owner.slabs;
+    owner.total += blocks;
     link_partial(index);
     return true;
 }
@@ -108,17 +130,15 @@ bool block_store::take_slab(uint32_t class_index) {
 void block_store::return_slab(uint32_t slab_index) {
     slab& record = slabs_[slab_index];
     unlink_partial(slab_index);
-    class_counters& counters = classes_[record.class_index].counters;
-    const uint32_t blocks = classes_[record.class_index].numbering.blocks_per_slab;
-    --counters.slabs;
-    counters.total -= blocks;
-    counters.free -= blocks;
+    block_class& owner = classes_[record.class_index];
+    --owner.slabs;
+    owner.total -= owner.numbering.blocks_per_slab;
     record.class_index = no_class;
     if (settings_.elastic && resident_free_count_ >= kept_resident_slabs) {
         device_->give_back(uint64_t{slab_index} * slab_bytes, slab_bytes);
         record.resident = false;
         --resident_slab_count_;
-        ++totals_.slabs_given_back;
+        ++slabs_given_back_;
     } else {
         ++resident_free_count_;
     }
@@ -141,66 +161,58 @@ block_id block_store::allocate(uint32_t class_index) {
     }
     if (--record.free_blocks == 0) unlink_partial(slab_index);
 
-    const block_id id =
-        slab_index * units_per_slab + (word * 64 + bit) * owner.numbering.units_per_block;
-    owner.references[owner.numbering.index(id)] = 1;
-    owner.last_reader[owner.numbering.index(id)] = 0;
-    --owner.counters.free;
-    ++owner.counters.pinned;
-    ++totals_.allocated;
-    totals_.pinned_bytes += owner.block_bytes;
-    if (++totals_.pinned > totals_.peak_pinned) totals_.peak_pinned = totals_.pinned;
+    const uint32_t block = word * 64 + bit;
+    const block_id id = slab_index * units_per_slab + block * owner.numbering.units_per_block;
+    owner.records[owner.numbering.index(slab_index, block)] = {1, no_block, 0};
+    ++owner.allocated;
+    if (++pinned_ > peak_pinned_) peak_pinned_ = pinned_;
     if (settings_.debug) {
-        std::byte* block = block_address(arena_, id);
-        std::memset(block, fresh_byte, owner.block_bytes);
-        std::memset(block + owner.block_bytes, guard_byte, guard_bytes);
+        std::byte* bytes = block_address(arena_, id);
+        std::memset(bytes, fresh_byte, owner.block_bytes);
+        std::memset(bytes + owner.block_bytes, guard_byte, guard_bytes);
     }
     return id;
 }
 
 void block_store::retain(uint32_t class_index, block_id id) {
-    ++classes_[class_index].references[classes_[class_index].numbering.index(id)];
+    ++record_of(class_index, id).references;
 }
 
 uint32_t block_store::references(uint32_t class_index, block_id id) const {
-    return classes_[class_index].references[classes_[class_index].numbering.index(id)];
+    return record_of(class_index, id).references;
 }
 
 uint64_t block_store::last_reader(uint32_t class_index, block_id id) const {
-    return classes_[class_index].last_reader[classes_[class_index].numbering.index(id)];
+    return record_of(class_index, id).last_reader;
 }
 
 bool block_store::drop(uint32_t class_index, block_id id, uint64_t fence,
                        const fence_clock& clock) {
     block_class& owner = classes_[class_index];
-    const uint64_t index = owner.numbering.index(id);
-    if (fence > owner.last_reader[index]) owner.last_reader[index] = fence;
-    if (--owner.references[index] != 0) return false;
+    block_record& record = record_of(class_index, id);
+    if (fence > record.last_reader) record.last_reader = fence;
+    if (--record.references != 0) return false;
 
-    --owner.counters.pinned;
-    --totals_.pinned;
-    totals_.pinned_bytes -= owner.block_bytes;
-    ++totals_.returned;
-    totals_.returned_bytes += owner.block_bytes;
-    if (clock.passed(owner.last_reader[index])) {
+    --pinned_;
+    ++owner.returned;
+    if (clock.passed(record.last_reader)) {
         free_block(class_index, id);
         return true;
     }
-    ++owner.counters.parked;
+    ++owner.parked;
     park(class_index, id);
     return true;
 }
 
 void block_store::park(uint32_t class_index, block_id id) {
-    block_class& owner = classes_[class_index];
-    const uint64_t index = owner.numbering.index(id);
-    owner.next_parked[index] = no_block;
-    oldest_parked_fence_ = std::min(oldest_parked_fence_, owner.last_reader[index]);
+    block_record& record = record_of(class_index, id);
+    record.next_parked = no_block;
+    oldest_parked_fence_ = std::min(oldest_parked_fence_, record.last_reader);
     if (last_parked_ == no_block) {
         first_parked_ = id;
     } else {
         const uint32_t last_class = slabs_[last_parked_ / units_per_slab].class_index;
-        classes_[last_class].next_parked[block_index(last_class, last_parked_)] = id;
+        record_of(last_class, last_parked_).next_parked = id;
     }
     last_parked_ = id;
 }
@@ -208,9 +220,8 @@ void block_store::park(uint32_t class_index, block_id id) {
 void block_store::take_back(uint32_t class_index, block_id id, uint64_t fence,
                             const fence_clock& clock) {
     if (!drop(class_index, id, fence, clock)) return;
-    --totals_.allocated;
-    --totals_.returned;
-    totals_.returned_bytes -= classes_[class_index].block_bytes;
+    --classes_[class_index].allocated;
+    --classes_[class_index].returned;
 }
 
 void block_store::collect(const fence_clock& clock) {
@@ -223,11 +234,10 @@ void block_store::collect(const fence_clock& clock) {
     oldest_parked_fence_ = no_fence;
     while (id != no_block) {
         const uint32_t class_index = slabs_[id / units_per_slab].class_index;
-        block_class& owner = classes_[class_index];
-        const uint64_t index = owner.numbering.index(id);
-        const block_id next = owner.next_parked[index];
-        if (clock.passed(owner.last_reader[index])) {
-            --owner.counters.parked;
+        const block_record& record = record_of(class_index, id);
+        const block_id next = record.next_parked;
+        if (clock.passed(record.last_reader)) {
+            --classes_[class_index].parked;
             free_block(class_index, id);
         } else {
             park(class_index, id);
@@ -244,7 +254,6 @@ void block_store::free_block(uint32_t class_index, block_id id) {
     const uint32_t block = owner.numbering.in_slab(id);
     record.free_bits[block / 64] |= uint64_t{1} << (block % 64);
     record.summary = static_cast<uint16_t>(record.summary | (1u << (block / 64)));
-    ++owner.counters.free;
     if (record.free_blocks++ == 0) link_partial(slab_index);
     if (record.free_blocks == owner.numbering.blocks_per_slab) return_slab(slab_index);
 }
@@ -252,7 +261,7 @@ void block_store::free_block(uint32_t class_index, block_id id) {
 bool block_store::fits(const uint64_t* needed, uint64_t slabs, bool count_free,
                        bool count_parked) const {
     for (uint32_t c = 0; c < class_count_; ++c) {
-        const class_counters& counters = classes_[c].counters;
+        const class_counters counters = this->counters(c);
         const uint64_t here =
             (count_free ? counters.free : 0) + (count_parked ? counters.parked : 0);
         if (needed[c] <= here) continue;
@@ -274,7 +283,7 @@ bool block_store::could_ever_allocate(const uint64_t* needed) const {
 uint64_t block_store::free_bytes(bool after_fences) const {
     uint64_t bytes = free_slab_count_ * slab_bytes;
     for (uint32_t c = 0; c < class_count_; ++c) {
-        const class_counters& counters = classes_[c].counters;
+        const class_counters counters = this->counters(c);
         bytes += (counters.free + (after_fences ? counters.parked : 0)) * classes_[c].block_bytes;
     }
     return bytes;
@@ -287,7 +296,7 @@ status block_store::check_slab(uint32_t slab_index, uint64_t* free_blocks) const
     for (uint32_t block = 0; block < owner.numbering.blocks_per_slab; ++block) {
         const block_id id = slab_index * units_per_slab + block * owner.numbering.units_per_block;
         const bool is_free = (record.free_bits[block / 64] >> (block % 64) & 1) != 0;
-        const uint32_t references = owner.references[owner.numbering.index(id)];
+        const uint32_t references = record_of(record.class_index, id).references;
         if (is_free && references != 0) {
             return fail(KV_INTERNAL, "block {} is free and has {} references", id, references);
         }
@@ -322,9 +331,8 @@ status block_store::check(const host_array<uint32_t>* expected) const {
         return fail(KV_INTERNAL, "{} slabs are free, {} are counted", free_slabs, free_slab_count_);
     }
     for (uint32_t c = 0; c < class_count_; ++c) {
-        const class_counters& counters = classes_[c].counters;
+        const class_counters counters = this->counters(c);
         if (counters.free != free_blocks[c] ||
-            counters.total != counters.free + counters.pinned + counters.parked ||
             counters.total != counters.slabs * blocks_per_slab(c)) {
             return fail(KV_INTERNAL,
                         "class {}: total {} free {} pinned {} parked {} do not add up ({} in maps)",
@@ -332,8 +340,8 @@ status block_store::check(const host_array<uint32_t>* expected) const {
                         free_blocks[c]);
         }
         uint64_t pinned = 0;
-        for (uint64_t i = 0; i < classes_[c].references.size(); ++i) {
-            const uint32_t references = classes_[c].references[i];
+        for (uint64_t i = 0; i < classes_[c].records.size(); ++i) {
+            const uint32_t references = classes_[c].records[i].references;
             pinned += references != 0 ? 1 : 0;
             if (expected != nullptr && expected[c][i] != references) {
                 return fail(KV_INTERNAL, "class {} block index {}: {} references, tables hold {}",

@@ -99,10 +99,8 @@ class block_store {
     /// Could they, in an empty arena?
     bool could_ever_allocate(const uint64_t* needed) const;
 
-    const class_counters& counters(uint32_t class_index) const {
-        return classes_[class_index].counters;
-    }
-    const block_counters& totals() const { return totals_; }
+    class_counters counters(uint32_t class_index) const;
+    block_counters totals() const;
     uint64_t slab_count() const { return slabs_.size(); }
     uint64_t free_slabs() const { return free_slab_count_; }
     uint64_t resident_slabs() const { return resident_slab_count_; }
@@ -132,18 +130,29 @@ class block_store {
         bool resident;
         uint64_t free_bits[max_blocks_per_slab / 64];
     };
+    struct block_record {
+        uint32_t references;
+        block_id next_parked;
+        uint64_t last_reader;  ///< fence after which a dropped block may be reissued
+    };
     struct block_class {
         uint32_t block_bytes = 0;
         block_numbering numbering;
         uint32_t positions_per_block = 0;
         uint32_t first_partial = no_slab;
-        class_counters counters;
-        host_array<uint32_t> references;   ///< by block index
-        host_array<uint64_t> last_reader;  ///< fence after which a dropped block may be reissued
-        host_array<block_id> next_parked;
+        // Few counts, so that handing out a block is cheap; the others follow from them.
+        uint64_t slabs = 0, total = 0, parked = 0;
+        uint64_t allocated = 0, returned = 0;
+        host_array<block_record> records;  ///< by block index
         host_array<uint32_t> positions;
     };
 
+    block_record& record_of(uint32_t class_index, block_id id) {
+        return classes_[class_index].records[block_index(class_index, id)];
+    }
+    const block_record& record_of(uint32_t class_index, block_id id) const {
+        return classes_[class_index].records[block_index(class_index, id)];
+    }
     bool take_slab(uint32_t class_index);
     void free_block(uint32_t class_index, block_id id);
     void park(uint32_t class_index, block_id id);
@@ -167,7 +176,9 @@ class block_store {
     block_id first_parked_ = no_block;
     block_id last_parked_ = no_block;
     uint64_t oldest_parked_fence_ = no_fence;
-    block_counters totals_;
+    uint64_t pinned_ = 0;
+    uint64_t peak_pinned_ = 0;
+    uint64_t slabs_given_back_ = 0;
 };
 
 }  // namespace kvrt

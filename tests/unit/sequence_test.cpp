@@ -80,7 +80,7 @@ TEST_CASE("positions: stored ones first, then consecutive ones up to the next") 
     std::vector<uint32_t> stored(3 * 2 * 4, 0);
     slot_positions positions;
     positions.store.base = stored.data();
-    positions.store.numbering = {1, units_per_slab};
+    positions.store.numbering = block_numbering(1);
     positions.store.block_stride = 8;
     positions.store.block_tokens = 4;
     const block_id blocks[3] = {2, 0, 1};
