@@ -317,6 +317,7 @@ TEST_CASE("kv_pool_create: a model without layers, and one of too many sizes of 
                 for (uint32_t dim = 72; dim < 72 + 8 * 16; dim += 8) {
                     o.layers.push_back(o.layers[0]);
                     o.layers.back().key_dim = dim;
+            o.layers.back().rope = nullptr;
                 }
             }));
     REFUSES(nothing, KV_UNSUPPORTED, "slab", create_with_layers([](small_model& o) {
