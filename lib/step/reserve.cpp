@@ -71,6 +71,7 @@ status judge_items(const step& target, uint64_t* needed, kv_reserve_report& repo
     const cache& store = *target.context->store;
     uint64_t fitting[max_block_classes] = {};
     status worst = KV_OK;
+    uint32_t worst_item = 0;
     bool all_so_far = true;
     report.items_that_fit = 0;
     for (uint32_t i = 0; i < target.item_count; ++i) {
@@ -91,9 +92,15 @@ status judge_items(const step& target, uint64_t* needed, kv_reserve_report& repo
         all_so_far = all_so_far && verdict == KV_OK;
         if (all_so_far) report.items_that_fit = i + 1;
         // An item that can never fit outranks one that must wait.
-        if (worst == KV_OK || (worst == KV_AGAIN && verdict != KV_OK)) worst = verdict;
+        if (worst == KV_OK || (worst == KV_AGAIN && verdict != KV_OK)) {
+            worst = verdict;
+            worst_item = i;
+        }
     }
-    return worst;
+    if (worst == KV_OK || worst == KV_AGAIN) return worst;
+    // Once more, so that the message is about this item and not about a later one.
+    uint64_t counted[max_block_classes] = {};
+    return count_item(store, target.arrays->items[worst_item], counted);
 }
 
 bool grow_lane(step& target, uint32_t item_index, uint32_t lane) {

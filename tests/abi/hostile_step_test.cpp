@@ -138,6 +138,11 @@ TEST_CASE("kv_step_reserve: LIMIT, TOO_LARGE and AGAIN change nothing") {
     REQUIRE(kv_seq_append(step, w.first, nullptr, 16364, nullptr) == KV_OK);
     REFUSES(w.attacked, KV_TOO_LARGE, "seq", kv_step_reserve(step, &report));
     CHECK(statuses[0] == KV_TOO_LARGE);
+    // The message belongs to the status, whatever is wrong with later items.
+    REQUIRE(kv_seq_append(step, w.second, nullptr, 16384, nullptr) == KV_OK);
+    REFUSES(w.attacked, KV_TOO_LARGE, "larger than the pool", kv_step_reserve(step, &report));
+    CHECK(statuses[1] == KV_LIMIT);
+    REQUIRE(kv_step_remove(step, w.second) == KV_OK);
     REQUIRE(kv_step_remove(step, w.first) == KV_OK);
 
     // 170 blocks a lane are there: 2 + 2 are taken, 160 fit, 30 more do not.
