@@ -47,6 +47,31 @@ float load(const char* address, uint32_t format) {
     return static_cast<float>(sign * std::ldexp(whole, power));
 }
 
+/// Bits of a number that the 16-bit format holds exactly and that is normal there, or zero.
+uint16_t bits_of(float number, uint32_t dtype) {
+    uint32_t bits;
+    std::memcpy(&bits, &number, sizeof bits);
+    if (dtype == KV_DTYPE_BF16 || number == 0.0f) return static_cast<uint16_t>(bits >> 16);
+    const uint32_t exponent = (bits >> 23 & 0xff) - 127 + 15;
+    return static_cast<uint16_t>((bits >> 16 & 0x8000) | exponent << 10 | (bits >> 13 & 0x3ff));
+}
+
+/// A caller's buffer in one of the element types; the numbers must be exact in it.
+struct operand {
+    operand(std::vector<float>& source, uint32_t type) : dtype(type), numbers(source) {
+        if (dtype == KV_DTYPE_F32) return;
+        for (const float number : source) halves.push_back(bits_of(number, dtype));
+    }
+    void* at(std::size_t index) {
+        if (dtype == KV_DTYPE_F32) return numbers.data() + index;
+        return halves.data() + index;
+    }
+
+    uint32_t dtype;
+    std::vector<float>& numbers;
+    std::vector<uint16_t> halves;
+};
+
 }  // namespace
 
 void world::write_token(world_step&, world_item& item, uint32_t row, float* numbers) {
@@ -116,11 +141,14 @@ void world::forward(int place, const attention_sample* sample) {
         }
         item.owner->written_rows = item.rows;
     }
+    // Keys and values lie packed in one buffer, as an engine's projections often do.
+    const bool exact = filling_ == content::fingerprints;
+    const uint32_t types = exact ? 3 : 1;
+    operand packed(numbers, KV_DTYPE_F32 + static_cast<uint32_t>(below(types)));
     for (const oracle_lane_shape& shape : model_.lanes) {
-        // Keys and values lie packed in one buffer, as an engine's projections often do.
         kv_tensor keys = KV_INIT(kv_tensor);
-        keys.data = numbers.data() + shape.values_offset;
-        keys.dtype = KV_DTYPE_F32;
+        keys.data = packed.at(shape.values_offset);
+        keys.dtype = packed.dtype;
         keys.rows = rows;
         keys.heads = shape.kv_heads;
         keys.dim = shape.key_dim;
@@ -128,7 +156,7 @@ void world::forward(int place, const attention_sample* sample) {
         keys.head_stride = shape.key_dim + shape.value_dim;
         keys.dim_stride = 1;
         kv_tensor values = keys;
-        values.data = numbers.data() + shape.values_offset + shape.key_dim;
+        values.data = packed.at(shape.values_offset + shape.key_dim);
         values.dim = shape.value_dim;
         require_ok(kv_write(step.handle, shape.layer, &keys, &values), "kv_write");
     }
@@ -179,15 +207,18 @@ void world::attend_layer(world_step& step, uint32_t layer, const attention_sampl
     const layer_spec& description = model_.spec.layers[layer];
     const uint32_t rows = step.rows();
     std::vector<float> queries(std::size_t{rows} * description.query_heads * description.key_dim);
+    const uint32_t dtype = KV_DTYPE_F32 + static_cast<uint32_t>(below(3));
     uint64_t bits = 0;
     for (std::size_t i = 0; i < queries.size(); ++i) {
         if (i % 4 == 0) bits = random_();
         queries[i] = static_cast<float>(static_cast<int>(bits & 0xffff) - 0x8000) / 16384.0f;
+        queries[i] = round_to_format(queries[i], dtype);
         bits >>= 16;
     }
+    operand given(queries, dtype);
     kv_tensor in = KV_INIT(kv_tensor);
-    in.data = queries.data();
-    in.dtype = KV_DTYPE_F32;
+    in.data = given.at(0);
+    in.dtype = given.dtype;
     in.rows = rows;
     in.heads = description.query_heads;
     in.dim = description.key_dim;
@@ -195,7 +226,7 @@ void world::attend_layer(world_step& step, uint32_t layer, const attention_sampl
     const std::size_t out_count =
         std::size_t{rows} * description.query_heads * description.value_dim;
     std::vector<char> result(out_count * out_bytes, static_cast<char>(0xff));
-    kv_tensor out = in;
+    kv_tensor out = in;  // the same rows
     out.data = result.data();
     out.dtype = sample.out_type;
     out.dim = description.value_dim;
