@@ -231,7 +231,7 @@ enum {
                                       a step's fence passes when kv_pool_pass_fence says so */
 };
 
-/* Everything the pool will ever need besides the arena is allocated at creation, by these limits. */
+/* All that the pool will ever need besides the arena is allocated at creation, by these limits. */
 typedef struct kv_pool_config {
     uint32_t struct_size, flags; /* KV_POOL_* */
     const void *next;
@@ -400,7 +400,8 @@ KV_API KV_MUST_CHECK kv_status kv_step_reserve(kv_step *step, kv_reserve_report 
 KV_API KV_MUST_CHECK kv_status kv_step_remove(kv_step *step, kv_seq seq);
 
 /* Accepts the first `count` of the tokens that the sequence appended in this step; the others are
- * rolled back at step end. Default: all. 0 is allowed. Errors: INVALID, STALE. Threads: external. */
+ * rolled back at step end. Default: all. 0 is allowed. Errors: INVALID, STALE.
+ * Threads: external. */
 KV_API KV_MUST_CHECK kv_status kv_step_accept(kv_step *step, kv_seq seq, uint32_t count);
 
 typedef struct kv_step_report {
@@ -482,6 +483,7 @@ typedef struct kv_tables {
     int64_t value_stride_group, value_stride_slot, value_stride_head, value_stride_dim;
     const float *key_scales; /* NULL: the format has none */
     const float *value_scales;
+    uint64_t fence; /* this step's number, for kv_pool_pass_fence, also if it is cancelled */
 } kv_tables;
 
 /* Valid from kv_step_reserve until the step's fence. A layer that shares another's cache exports
@@ -536,7 +538,7 @@ enum {
     KV_SCORER_TRIATTENTION = 1, /* expected future attention from query statistics (2604.04921) */
     KV_SCORER_STREAMING = 2,    /* sinks and the most recent (2309.17453), original positions */
     KV_SCORER_KEY_NORM = 3,     /* small key norms stay (2406.11430) */
-    KV_SCORER_RANDOM = 4        /* uniform, drawn anew each round; the baseline to beat (2609.03430) */
+    KV_SCORER_RANDOM = 4        /* uniform, drawn anew each round: the baseline (2609.03430) */
 };
 
 /* Which sets of survivors may differ. All keep the same number in every layer and head. */
@@ -615,7 +617,9 @@ KV_API KV_MUST_CHECK kv_status kv_compress(kv_pool *pool, kv_seq seq,
 
 /* ---- 11. Statistics of queries ------------------------------------------------------------ */
 
-/* What TriAttention knows of a layer's queries before rotation (and after q-norm): per query head
+/* Queries of all rows count that kv_attend saw in steps that ended, rejected drafts among them.
+ *
+ * What TriAttention knows of a layer's queries before rotation (and after q-norm): per query head
  * and band f of the rotation, the mean of the complex q_f and the mean of |q_f|. Dimensions that
  * are not rotated follow as bands of their own with a real mean. bands = rotated / 2 +
  * (key_dim - rotated). Arrays are [query_heads, bands], dense. */

@@ -30,7 +30,8 @@ void* allocate(host_allocator& allocator, std::size_t bytes, std::size_t alignme
                memory_contents contents);
 void release(host_allocator& allocator, void* memory, std::size_t bytes, std::size_t alignment);
 
-/// A fixed array of plain elements, default-constructed where they have defaults, allocated once. Not resizable on purpose.
+/// A fixed array of plain elements, allocated once, with their defaults where they have any. Not
+/// resizable on purpose.
 template <class element>
 class host_array {
     static_assert(std::is_trivially_destructible_v<element>);

@@ -18,7 +18,8 @@ inline constexpr std::size_t message_capacity = 512;
 char* message_buffer() noexcept;
 
 /// Writes the message; compiled once, so that callers need no more of fmt than its checks.
-[[nodiscard]] status fail_with(status code, fmt::string_view text, fmt::format_args values) noexcept;
+[[nodiscard]] status fail_with(status code, fmt::string_view text,
+                               fmt::format_args values) noexcept;
 
 template <class... arguments>
 [[nodiscard]] status fail(status code, fmt::format_string<arguments...> text,

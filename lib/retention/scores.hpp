@@ -10,7 +10,7 @@
 
 #include "format/tile.hpp"
 #include "memory/block_id.hpp"
-#include "retention/slots.hpp"
+#include "sequence/slots.hpp"
 
 namespace kvrt {
 

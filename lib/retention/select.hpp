@@ -3,7 +3,7 @@
 
 #include <cstdint>
 
-#include "retention/slots.hpp"
+#include "sequence/slots.hpp"
 
 namespace kvrt {
 

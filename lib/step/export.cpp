@@ -61,6 +61,7 @@ void describe(const exporter& from) {
     tables.value_stride_slot = layout.values.slot_stride;
     tables.value_stride_head = layout.values.head_stride;
     tables.value_stride_dim = layout.values.dim_stride;
+    tables.fence = from.source.number;
     tables.key_scales = nullptr;
     tables.value_scales = nullptr;
 }

@@ -189,6 +189,7 @@ const struct abi_field abi_fields[] = {
     FIELD(kv_tables, value_stride_dim),
     FIELD(kv_tables, key_scales),
     FIELD(kv_tables, value_scales),
+    FIELD(kv_tables, fence),
     FIELD(kv_tensor, struct_size),
     FIELD(kv_tensor, flags),
     FIELD(kv_tensor, next),

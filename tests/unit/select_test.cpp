@@ -65,7 +65,7 @@ struct stored_positions {
         const uint32_t block_count = (count + more + 15) / 16;
         storage.assign(block_count * 32, 0xeeeeeeeeu);
         view.store.base = storage.data();
-        view.store.numbering = {4, 100};
+        view.store.numbering = block_numbering(4);
         view.store.block_stride = 32;
         view.store.block_tokens = 16;
         for (uint32_t i = 0; i < block_count; ++i) blocks.push_back((block_count - 1 - i) * 4);
