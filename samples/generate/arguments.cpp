@@ -100,21 +100,28 @@ outcome<nothing> read_value(std::string_view option, std::string_view word, argu
 outcome<arguments> parse_arguments(std::span<const char* const> words) {
     arguments read;
     bool tokens_given = false;
+    std::string_view chosen_by_demo;  // an option that has no meaning beside --demo
     for (std::size_t i = 0; i < words.size(); ++i) {
         const std::string_view option = words[i];
-        if (read_switch(option, read)) {
-            continue;
-        }
-        if (!takes_value(option)) {
-            return error{fmt::format("'{}' is not an option", option)};
-        }
-        if (i + 1 == words.size()) {
-            return error{fmt::format("{} needs a value behind it", option)};
-        }
-        if (auto done = read_value(option, words[++i], read); !done) {
-            return done.failure();
+        const bool alone = read_switch(option, read);
+        if (!alone) {
+            if (!takes_value(option)) {
+                return error{fmt::format("'{}' is not an option", option)};
+            }
+            if (i + 1 == words.size()) {
+                return error{fmt::format("{} needs a value behind it", option)};
+            }
+            if (auto done = read_value(option, words[++i], read); !done) {
+                return done.failure();
+            }
         }
         tokens_given = tokens_given || option == "--tokens";
+        constexpr std::string_view of_one_text[] = {"--prompt", "--policy",         "--temperature",
+                                                    "--top-p",  "--repeat-penalty", "--raw"};
+        if (std::find(std::begin(of_one_text), std::end(of_one_text), option) !=
+            std::end(of_one_text)) {
+            chosen_by_demo = option;
+        }
     }
     if (read.help) {
         return read;
@@ -122,9 +129,12 @@ outcome<arguments> parse_arguments(std::span<const char* const> words) {
     if (read.model.empty()) {
         return error{"--model is missing: the path of a GGUF file"};
     }
-    if (read.demo == !read.prompt.empty()) {
-        return error{read.demo ? "--demo brings its own prompt: leave --prompt out"
-                               : "--prompt is missing: the text to answer, or --demo"};
+    if (read.demo && !chosen_by_demo.empty()) {
+        return error{fmt::format("--demo brings its own texts, policies and sampling: leave {} out",
+                                 chosen_by_demo)};
+    }
+    if (!read.demo && read.prompt.empty()) {
+        return error{"--prompt is missing: the text to answer, or --demo"};
     }
     if (read.demo && !tokens_given) {
         read.writing.tokens = 1500;
@@ -134,7 +144,8 @@ outcome<arguments> parse_arguments(std::span<const char* const> words) {
 
 const char* usage() {
     return "usage: generate --model FILE --prompt TEXT [options]\n"
-           "       generate --model FILE --demo [--tokens N] [--report FILE]\n"
+           "       generate --model FILE --demo [--tokens N] [--budget B] [--every N] [--report "
+           "FILE]\n"
            "\n"
            "Writes text with a Llama-family model, its KV cache kept by libkvrt.\n"
            "\n"

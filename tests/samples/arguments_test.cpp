@@ -74,7 +74,9 @@ TEST_CASE("arguments: each refusal says what would be right") {
     CHECK(failure({}) == "--model is missing: the path of a GGUF file");
     CHECK(failure({"--model", "m"}) == "--prompt is missing: the text to answer, or --demo");
     CHECK(failure({"--model", "m", "--prompt", "p", "--demo"}) ==
-          "--demo brings its own prompt: leave --prompt out");
+          "--demo brings its own texts, policies and sampling: leave --prompt out");
+    CHECK(failure({"--demo", "--raw", "--model", "m"}) ==
+          "--demo brings its own texts, policies and sampling: leave --raw out");
     CHECK(failure({"--model", "m", "--fast"}) == "'--fast' is not an option");
     CHECK(failure({"m.gguf"}) == "'m.gguf' is not an option");
     CHECK(failure({"--model"}) == "--model needs a value behind it");
