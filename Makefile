@@ -49,7 +49,10 @@ format:
 tidy:
 	@scripts/install_deps.sh --tools
 	@$(MAKE) --no-print-directory release
-	@git ls-files 'lib/*.cpp' 'samples/*.cpp' | xargs -P $$(nproc) -n 1 clang-tidy -p build/release \
+	@mkdir -p build/tidy
+	@sed 's/ -fno-gnu-unique//g' build/release/compile_commands.json \
+	    >build/tidy/compile_commands.json # clang does not know GCC's option
+	@git ls-files 'lib/*.cpp' 'samples/*.cpp' | xargs -P $$(nproc) -n 1 clang-tidy -p build/tidy \
 	    --quiet
 
 clean:
