@@ -46,18 +46,6 @@ struct scratch {
     float sum[max_vectors];
 };
 
-// The slots [first, end) of a run that query vector `v` sees, relative to the run.
-struct seen_run {
-    uint32_t first[2], end[2];
-    bool all(uint32_t slots) const {
-        return (first[1] == 0 && end[1] == slots) || (first[0] == 0 && end[0] == slots);
-    }
-    bool none() const { return first[0] >= end[0] && first[1] >= end[1]; }
-    bool sees(uint32_t slot) const {
-        return (slot >= first[0] && slot < end[0]) || (slot >= first[1] && slot < end[1]);
-    }
-};
-
 // c[v][...] = or += a[v][k] * b[k][...] for `vectors` rows of a, `columns` vectors of b.
 template <uint32_t vectors, uint32_t columns, class tag>
 HWY_INLINE void multiply_tile(tag d, const float* a, uint32_t a_stride, const float* b,
@@ -258,58 +246,13 @@ void convert(const attend_piece& piece, uint32_t first, uint32_t count, uint32_t
     }
 }
 
-// Scores of one query vector -> weights relative to its largest logit; 0 where it does not see.
-void soften(const attend_layer& layer, uint32_t head, const float* positions, const seen_run& seen,
-            uint32_t slots, uint32_t padded, float* scores, float& largest, float& sum,
-            float* values, uint32_t value_dim) {
-    const lanes_tag d;
-    const hn::RebindToSigned<lanes_tag> di;
-    const uint32_t lanes = static_cast<uint32_t>(hn::Lanes(d));
-    const auto nothing = hn::Set(d, -std::numeric_limits<float>::infinity());
-    if (seen.none()) {
-        std::fill(scores, scores + padded, 0.0f);
-        return;
-    }
-    const bool whole = seen.all(slots) && slots == padded;
-    auto peak = nothing;
-    for (uint32_t slot = 0; slot < padded; slot += lanes) {
-        auto logit = hn::LoadU(d, scores + slot);
-        if (layer.softcap != 0.0f) {
-            const auto cap = hn::Set(d, layer.softcap);
-            logit = hn::Mul(cap, fast_tanh(d, hn::Div(logit, cap)));
-        }
-        if (layer.alibi_slopes != nullptr) {
-            logit = hn::MulAdd(hn::Set(d, layer.alibi_slopes[head]), hn::LoadU(d, positions + slot),
-                               logit);
-        }
-        if (!whole) {
-            const auto index = hn::Iota(di, static_cast<int32_t>(slot));
-            const auto in = [&](uint32_t range) {
-                return hn::And(
-                    hn::Gt(index, hn::Set(di, static_cast<int32_t>(seen.first[range]) - 1)),
-                    hn::Lt(index, hn::Set(di, static_cast<int32_t>(seen.end[range]))));
-            };
-            logit = hn::IfThenElse(hn::RebindMask(d, hn::Or(in(0), in(1))), logit, nothing);
-        }
-        peak = hn::Max(peak, logit);
-        hn::StoreU(logit, d, scores + slot);
-    }
-    const float here = hn::GetLane(hn::MaxOfLanes(d, peak));
-    if (!(here <= largest)) {
-        const float factor =
-            largest == -std::numeric_limits<float>::infinity() ? 0.0f : std::exp(largest - here);
-        largest = here;
-        sum *= factor;
-        scale_run(values, value_dim, factor);
-    }
-    auto total = hn::Zero(d);
-    const auto origin = hn::Set(d, largest);
-    for (uint32_t slot = 0; slot < padded; slot += lanes) {
-        const auto weight = fast_exp(d, hn::Sub(hn::LoadU(d, scores + slot), origin));
-        total = hn::Add(total, weight);
-        hn::StoreU(weight, d, scores + slot);
-    }
-    sum += hn::GetLane(hn::SumOfLanes(d, total));
+bool sees_all(const seen_run& seen, uint32_t slots) {
+    return (seen.first[1] == 0 && seen.end[1] == slots) ||
+           (seen.first[0] == 0 && seen.end[0] == slots);
+}
+
+bool sees_none(const seen_run& seen) {
+    return seen.first[0] >= seen.end[0] && seen.first[1] >= seen.end[1];
 }
 
 struct blocked_work {
@@ -380,7 +323,8 @@ struct blocked_work {
         alignas(64) float positions[run_slots] = {};
         for (uint32_t row = 0; row < rows; ++row) {
             const seen_run seen = seen_by(row, first, end);
-            everything = everything && seen.all(slots);
+            const bool all = sees_all(seen, slots);
+            everything = everything && all;
             if (layer.alibi_slopes != nullptr) {
                 relative_positions(
                     *piece.call, *piece.item, head, first, slots,
@@ -389,9 +333,15 @@ struct blocked_work {
             }
             for (uint32_t g = 0; g < per_row; ++g) {
                 const uint32_t v = row * per_row + g;
-                soften(layer, first_query + g, positions, seen, slots, padded,
-                       memory.weights + v * run, memory.largest[v], memory.sum[v],
-                       memory.values_out + v * value_dim, value_dim);
+                float* scores = memory.weights + v * run;
+                if (sees_none(seen)) {
+                    std::fill_n(scores, padded, 0.0f);
+                    continue;
+                }
+                soften(layer, first_query + g, positions, seen, all && slots == padded, 0, padded,
+                       scores,
+                       {memory.largest[v], memory.sum[v], memory.values_out + v * value_dim,
+                        value_dim});
             }
         }
         if (everything || finite) {

@@ -18,6 +18,7 @@
 #include <limits>
 
 #include "attention/softmax-inl.hpp"
+#include "base/checked.hpp"
 #include "format/vector-inl.hpp"
 
 HWY_BEFORE_NAMESPACE();
@@ -190,54 +191,6 @@ value_function value_of(element type, uint32_t heads) {
     }
 }
 
-// Softmax of slots [first, end) of a run for one query head: scores become weights relative to the
-// largest logit so far; what was summed before is rescaled when that grows.
-HWY_INLINE void soften_run(const attend_layer& layer, uint32_t head, const float* positions,
-                           uint32_t first, uint32_t end, float* scores, float& largest, float& sum,
-                           float* values, uint32_t value_dim) {
-    const slots_tag d;
-    const hn::RebindToSigned<slots_tag> di;
-    const uint32_t lanes = static_cast<uint32_t>(hn::Lanes(d));
-    const auto nothing = hn::Set(d, -std::numeric_limits<float>::infinity());
-    auto peak = nothing;
-    const uint32_t from = first / lanes * lanes;
-    for (uint32_t slot = from; slot < end; slot += lanes) {
-        auto logit = hn::LoadU(d, scores + slot);
-        if (layer.softcap != 0.0f) {
-            const auto cap = hn::Set(d, layer.softcap);
-            logit = hn::Mul(cap, fast_tanh(d, hn::Div(logit, cap)));
-        }
-        if (layer.alibi_slopes != nullptr) {
-            logit = hn::MulAdd(hn::Set(d, layer.alibi_slopes[head]), hn::LoadU(d, positions + slot),
-                               logit);
-        }
-        if (slot < first || slot + lanes > end) {
-            const auto index = hn::Iota(di, static_cast<int32_t>(slot));
-            const auto seen = hn::And(hn::Gt(index, hn::Set(di, static_cast<int32_t>(first) - 1)),
-                                      hn::Lt(index, hn::Set(di, static_cast<int32_t>(end))));
-            logit = hn::IfThenElse(hn::RebindMask(d, seen), logit, nothing);
-        }
-        peak = hn::Max(peak, logit);
-        hn::StoreU(logit, d, scores + slot);
-    }
-    const float here = hn::GetLane(hn::MaxOfLanes(d, peak));
-    if (!(here <= largest)) {
-        const float factor =
-            largest == -std::numeric_limits<float>::infinity() ? 0.0f : std::exp(largest - here);
-        largest = here;
-        sum *= factor;
-        scale_run(values, value_dim, factor);
-    }
-    auto total = hn::Zero(d);
-    const auto origin = hn::Set(d, largest);
-    for (uint32_t slot = from; slot < end; slot += lanes) {
-        const auto weight = fast_exp(d, hn::Sub(hn::LoadU(d, scores + slot), origin));
-        total = hn::Add(total, weight);
-        hn::StoreU(weight, d, scores + slot);
-    }
-    sum += hn::GetLane(hn::SumOfLanes(d, total));
-}
-
 struct decoder {
     const attend_piece& piece;
     const partial_softmax& partial;
@@ -287,15 +240,21 @@ struct decoder {
         }
         const uint32_t key_dim = layout.keys.dim;
         const uint32_t value_dim = layout.values.dim;
+        const uint32_t lanes = static_cast<uint32_t>(hn::Lanes(slots_tag()));
+        const uint32_t from = (first - run) / lanes * lanes;
+        const uint32_t to = round_up(end - run, lanes);
+        const bool whole = from == first - run && to == end - run;
+        const seen_run seen{{0, first - run}, {0, end - run}};
         for (uint32_t done = 0; done < group; done += max_together) {
             const uint32_t heads = std::min(max_together, group - done);
             const uint32_t query_head = head * group + done;
             float* values = partial.values + uint64_t{query_head} * value_dim;
             score_of(layout.keys.type, heads)(tiles, queries + done * key_dim, key_dim, scores);
             for (uint32_t g = 0; g < heads; ++g) {
-                soften_run(layer, query_head + g, positions, first - run, end - run,
-                           scores + g * run_slots, partial.largest[query_head + g],
-                           partial.sum[query_head + g], values + g * value_dim, value_dim);
+                soften(layer, query_head + g, positions, seen, whole, from, to,
+                       scores + g * run_slots,
+                       {partial.largest[query_head + g], partial.sum[query_head + g],
+                        values + g * value_dim, value_dim});
             }
             value_of(layout.values.type, heads)(tiles, scores, first - run, end - run, value_dim,
                                                 values);

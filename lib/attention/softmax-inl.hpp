@@ -10,6 +10,11 @@
 
 #include <hwy/highway.h>
 
+#include <cmath>
+#include <limits>
+
+#include "attention/attend.hpp"
+
 HWY_BEFORE_NAMESPACE();
 namespace kvrt {
 namespace HWY_NAMESPACE {
@@ -54,6 +59,76 @@ HWY_INLINE void scale_run(float* values, uint32_t count, float factor) {
     for (uint32_t i = 0; i < count; i += static_cast<uint32_t>(hn::Lanes(d))) {
         hn::StoreU(hn::Mul(hn::LoadU(d, values + i), by), d, values + i);
     }
+}
+
+/// The slots of a run that a query vector sees, relative to the run: sinks and the rest.
+struct seen_run {
+    uint32_t first[2] = {0, 0};
+    uint32_t end[2] = {0, 0};
+
+    bool sees(uint32_t slot) const {
+        return (slot >= first[0] && slot < end[0]) || (slot >= first[1] && slot < end[1]);
+    }
+};
+
+/// A query vector's softmax while it is being summed: largest logit so far, sum of weights relative
+/// to it, weighted sum of values.
+struct running_softmax {
+    float& largest;
+    float& sum;
+    float* values;
+    uint32_t value_dim;
+};
+
+/// Scores of the run's slots [first, end), both multiples of the vector's lanes -> weights relative
+/// to the largest logit so far; 0 where the vector does not see (`whole`: it sees them all). What
+/// was summed before is rescaled when the largest grows.
+HWY_INLINE void soften(const attend_layer& layer, uint32_t head, const float* positions,
+                       const seen_run& seen, bool whole, uint32_t first, uint32_t end,
+                       float* scores, const running_softmax& running) {
+    const hn::CappedTag<float, slot_group> d;
+    const hn::RebindToSigned<decltype(d)> di;
+    const uint32_t lanes = static_cast<uint32_t>(hn::Lanes(d));
+    constexpr float infinity = std::numeric_limits<float>::infinity();
+    auto peak = hn::Set(d, -infinity);
+    for (uint32_t slot = first; slot < end; slot += lanes) {
+        auto logit = hn::LoadU(d, scores + slot);
+        if (layer.softcap != 0.0f) {
+            const auto cap = hn::Set(d, layer.softcap);
+            logit = hn::Mul(cap, fast_tanh(d, hn::Div(logit, cap)));
+        }
+        if (layer.alibi_slopes != nullptr) {
+            logit = hn::MulAdd(hn::Set(d, layer.alibi_slopes[head]), hn::LoadU(d, positions + slot),
+                               logit);
+        }
+        if (!whole) {
+            const auto index = hn::Iota(di, static_cast<int32_t>(slot));
+            const auto in = [&](uint32_t range) {
+                const auto from = hn::Set(di, static_cast<int32_t>(seen.first[range]) - 1);
+                return hn::And(hn::Gt(index, from),
+                               hn::Lt(index, hn::Set(di, static_cast<int32_t>(seen.end[range]))));
+            };
+            logit = hn::IfThenElse(hn::RebindMask(d, hn::Or(in(0), in(1))), logit,
+                                   hn::Set(d, -infinity));
+        }
+        peak = hn::Max(peak, logit);
+        hn::StoreU(logit, d, scores + slot);
+    }
+    const float here = hn::GetLane(hn::MaxOfLanes(d, peak));
+    if (!(here <= running.largest)) {
+        const float factor = running.largest == -infinity ? 0.0f : std::exp(running.largest - here);
+        running.largest = here;
+        running.sum *= factor;
+        scale_run(running.values, running.value_dim, factor);
+    }
+    auto total = hn::Zero(d);
+    const auto origin = hn::Set(d, running.largest);
+    for (uint32_t slot = first; slot < end; slot += lanes) {
+        const auto weight = fast_exp(d, hn::Sub(hn::LoadU(d, scores + slot), origin));
+        total = hn::Add(total, weight);
+        hn::StoreU(weight, d, scores + slot);
+    }
+    running.sum += hn::GetLane(hn::SumOfLanes(d, total));
 }
 
 }  // namespace HWY_NAMESPACE
