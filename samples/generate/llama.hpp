@@ -3,7 +3,8 @@
 //
 // Batch: one row per token, whatever sequence it belongs to. All matrix products take all rows at
 // once; only attention knows which rows belong together, and it is asked through attention_cache.
-// Matrices are row-major [out, in], as the file stores them.
+// Matrices are turned round while loading, to [in, out]: a product with one row then adds scaled
+// columns, which OpenBLAS streams through memory almost twice as fast as dot products.
 #pragma once
 
 #include <cstddef>
@@ -36,9 +37,9 @@ struct llama_config {
 };
 
 struct matrix {
-    std::size_t rows = 0;     // outputs
-    std::size_t columns = 0;  // inputs
-    std::vector<float> weights;
+    std::size_t outputs = 0;
+    std::size_t inputs = 0;
+    std::vector<float> weights;  // [inputs, outputs]
 };
 
 struct llama_layer {
@@ -54,10 +55,10 @@ struct llama_model {
     static outcome<llama_model> load(const gguf_file& file);
 
     // What logits are made with: the output matrix, or the embedding where the two are tied.
-    const matrix& output() const { return output_matrix.rows != 0 ? output_matrix : embedding; }
+    const matrix& output() const { return output_matrix.outputs != 0 ? output_matrix : embedding; }
 
     llama_config config;
-    matrix embedding;
+    matrix embedding;  // outputs are tokens
     std::vector<llama_layer> layers;
     std::vector<float> output_norm;
     matrix output_matrix;

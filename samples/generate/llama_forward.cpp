@@ -12,18 +12,18 @@ namespace generate {
 
 namespace {
 
-// out[rows, m.rows] = in[rows, m.columns] * transpose(m) + beta * out. One row is a matrix-vector
-// product, which reads each weight once and is bound by memory.
+// out[rows, outputs] = in[rows, inputs] * m + beta * out. One row is a matrix-vector product, which
+// reads each weight once and is bound by memory.
 void multiply(const matrix& m, std::size_t rows, const float* in, float* out, float beta = 0.0f) {
-    const auto outputs = static_cast<blasint>(m.rows);
-    const auto inputs = static_cast<blasint>(m.columns);
+    const auto outputs = static_cast<blasint>(m.outputs);
+    const auto inputs = static_cast<blasint>(m.inputs);
     if (rows == 1) {
-        cblas_sgemv(CblasRowMajor, CblasNoTrans, outputs, inputs, 1.0f, m.weights.data(), inputs,
+        cblas_sgemv(CblasColMajor, CblasNoTrans, outputs, inputs, 1.0f, m.weights.data(), outputs,
                     in, 1, beta, out, 1);
         return;
     }
-    cblas_sgemm(CblasRowMajor, CblasNoTrans, CblasTrans, static_cast<blasint>(rows), outputs,
-                inputs, 1.0f, in, inputs, m.weights.data(), inputs, beta, out, outputs);
+    cblas_sgemm(CblasRowMajor, CblasNoTrans, CblasNoTrans, static_cast<blasint>(rows), outputs,
+                inputs, 1.0f, in, inputs, m.weights.data(), outputs, beta, out, outputs);
 }
 
 // out = in / root mean square(in) * weights, row by row.
@@ -94,8 +94,10 @@ outcome<nothing> forward_pass::run(const batch& rows, attention_cache& cache,
             return error{fmt::format("token {} is outside the vocabulary of {}", rows.tokens[row],
                                      config.vocabulary)};
         }
-        std::copy_n(&model_.embedding.weights[rows.tokens[row] * width], width,
-                    &state_[row * width]);
+        const float* column = &model_.embedding.weights[rows.tokens[row]];
+        for (std::size_t i = 0; i < width; ++i) {
+            state_[row * width + i] = column[i * config.vocabulary];
+        }
         for (std::size_t i = 0; i < pairs; ++i) {
             const double angle = rows.positions[row] * config.inverse_frequencies[i];
             cosines_[row * pairs + i] = static_cast<float>(std::cos(angle));
@@ -126,7 +128,7 @@ outcome<nothing> forward_pass::run_layer(std::uint32_t index, std::size_t rows,
     const llama_config& config = model_.config;
     const llama_layer& layer = model_.layers[index];
     const std::size_t pairs = config.inverse_frequencies.size();
-    const std::size_t packed_size = layer.query_key_value.rows;
+    const std::size_t packed_size = layer.query_key_value.outputs;
 
     normalise(rows, layer.attention_norm, config.norm_epsilon, state_.data(), normalised_.data());
     multiply(layer.query_key_value, rows, normalised_.data(), packed_.data());

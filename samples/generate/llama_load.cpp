@@ -2,6 +2,7 @@
 // every tensor of the file must be one that the forward pass uses: a file with a bias or an expert
 // that would be ignored is refused, since its text would be subtly wrong.
 
+#include <algorithm>
 #include <cmath>
 #include <set>
 
@@ -16,33 +17,48 @@ class tensor_reader {
   public:
     explicit tensor_reader(const gguf_file& file) : file_(file) {}
 
-    // Appends a tensor of shape [rows, columns] to a matrix, below what is already there.
-    outcome<nothing> append(matrix& target, const std::string& name, std::size_t rows,
-                            std::size_t columns) {
-        const gguf_tensor* tensor = file_.find_tensor(name);
-        if (tensor == nullptr) {
-            return error{fmt::format("tensor '{}' is missing", name)};
+    // Reads a tensor of shape [outputs, inputs] into a matrix, from output `first` on. The matrix
+    // gets room for `total` outputs with its first tensor.
+    outcome<nothing> read_matrix(matrix& target, const std::string& name, std::size_t total,
+                                 std::size_t first, std::size_t outputs, std::size_t inputs) {
+        const auto found = find(name, outputs, inputs);
+        if (!found) {
+            return found.failure();
         }
-        used_.insert(name);
-        const std::uint64_t found_rows = tensor->shape.size() > 1 ? tensor->shape[1] : 1;
-        const bool flat = tensor->shape.size() <= 2;
-        if (!flat || tensor->shape[0] != columns || found_rows != rows) {
-            return error{fmt::format("tensor '{}' is not of shape [{}, {}]", name, rows, columns)};
+        const gguf_tensor& tensor = **found;
+        target.outputs = total;
+        target.inputs = inputs;
+        target.weights.resize(total * inputs);
+        // A few rows at a time, so that what lies side by side in the result is written together.
+        constexpr std::size_t group = 16;
+        std::vector<float> rows(group * inputs);
+        const std::size_t row_bytes = tensor.bytes.size() / outputs;
+        for (std::size_t row = 0; row < outputs; row += group) {
+            const std::size_t count = std::min(group, outputs - row);
+            auto done = dequantize(tensor.layout->type,
+                                   tensor.bytes.subspan(row * row_bytes, count * row_bytes),
+                                   std::span(rows).first(count * inputs));
+            if (!done) {
+                return done;
+            }
+            for (std::size_t i = 0; i < inputs; ++i) {
+                float* out = &target.weights[i * total + first + row];
+                for (std::size_t k = 0; k < count; ++k) {
+                    out[k] = rows[k * inputs + i];
+                }
+            }
         }
-        const std::size_t before = target.weights.size();
-        target.columns = columns;
-        target.rows += rows;
-        target.weights.resize(before + rows * columns);
-        return dequantize(tensor->layout->type, tensor->bytes,
-                          std::span(target.weights).subspan(before));
+        return nothing{};
     }
 
     outcome<nothing> read_vector(std::vector<float>& target, const std::string& name,
                                  std::size_t size) {
-        matrix read;
-        auto done = append(read, name, 1, size);
-        target = std::move(read.weights);
-        return done;
+        const auto found = find(name, 1, size);
+        if (!found) {
+            return found.failure();
+        }
+        target.resize(size);
+        return dequantize((*found)->layout->type, (*found)->bytes, target);
     }
 
     bool has(const std::string& name) const { return file_.find_tensor(name) != nullptr; }
@@ -60,6 +76,21 @@ class tensor_reader {
     }
 
   private:
+    // The tensor of that name and shape, or why not. Remembers that it was asked for.
+    outcome<const gguf_tensor*> find(const std::string& name, std::size_t rows,
+                                     std::size_t columns) {
+        const gguf_tensor* tensor = file_.find_tensor(name);
+        if (tensor == nullptr) {
+            return error{fmt::format("tensor '{}' is missing", name)};
+        }
+        used_.insert(name);
+        const std::uint64_t found_rows = tensor->shape.size() > 1 ? tensor->shape[1] : 1;
+        if (tensor->shape.size() > 2 || tensor->shape[0] != columns || found_rows != rows) {
+            return error{fmt::format("tensor '{}' is not of shape [{}, {}]", name, rows, columns)};
+        }
+        return tensor;
+    }
+
     const gguf_file& file_;
     std::set<std::string> used_;
 };
@@ -173,26 +204,33 @@ outcome<nothing> read_rotation(const gguf_file& file, tensor_reader& tensors,
 
 outcome<nothing> read_layer(tensor_reader& tensors, const llama_config& config, std::uint32_t index,
                             llama_layer& layer) {
+    const std::size_t query = config.query_size();
+    const std::size_t kv = config.kv_size();
+    const std::size_t inner = config.feed_forward;
+    const std::size_t width = config.embedding;
     struct wanted_matrix {
         matrix* target;
         const char* name;
-        std::size_t rows;
-        std::size_t columns;
+        std::size_t total;
+        std::size_t first;
+        std::size_t outputs;
+        std::size_t inputs;
     };
     const wanted_matrix wanted[] = {
-        {&layer.query_key_value, "attn_q", config.query_size(), config.embedding},
-        {&layer.query_key_value, "attn_k", config.kv_size(), config.embedding},
-        {&layer.query_key_value, "attn_v", config.kv_size(), config.embedding},
-        {&layer.attention_output, "attn_output", config.embedding, config.query_size()},
-        {&layer.gate_up, "ffn_gate", config.feed_forward, config.embedding},
-        {&layer.gate_up, "ffn_up", config.feed_forward, config.embedding},
-        {&layer.down, "ffn_down", config.embedding, config.feed_forward},
+        {&layer.query_key_value, "attn_q", query + 2 * kv, 0, query, width},
+        {&layer.query_key_value, "attn_k", query + 2 * kv, query, kv, width},
+        {&layer.query_key_value, "attn_v", query + 2 * kv, query + kv, kv, width},
+        {&layer.attention_output, "attn_output", width, 0, width, query},
+        {&layer.gate_up, "ffn_gate", 2 * inner, 0, inner, width},
+        {&layer.gate_up, "ffn_up", 2 * inner, inner, inner, width},
+        {&layer.down, "ffn_down", width, 0, width, inner},
     };
     const auto name_of = [&](const char* part) {
         return fmt::format("blk.{}.{}.weight", index, part);
     };
     for (const wanted_matrix& item : wanted) {
-        auto read = tensors.append(*item.target, name_of(item.name), item.rows, item.columns);
+        auto read = tensors.read_matrix(*item.target, name_of(item.name), item.total, item.first,
+                                        item.outputs, item.inputs);
         if (!read) {
             return read;
         }
@@ -224,14 +262,14 @@ outcome<llama_model> llama_model::load(const gguf_file& file) {
             "rows"};
     }
     config.vocabulary = static_cast<std::uint32_t>(embedding->shape[1]);
-    if (auto read = tensors.append(model.embedding, "token_embd.weight", config.vocabulary,
-                                   config.embedding);
+    if (auto read = tensors.read_matrix(model.embedding, "token_embd.weight", config.vocabulary, 0,
+                                        config.vocabulary, config.embedding);
         !read) {
         return read.failure();
     }
     if (tensors.has("output.weight")) {
-        if (auto read = tensors.append(model.output_matrix, "output.weight", config.vocabulary,
-                                       config.embedding);
+        if (auto read = tensors.read_matrix(model.output_matrix, "output.weight", config.vocabulary,
+                                            0, config.vocabulary, config.embedding);
             !read) {
             return read.failure();
         }
