@@ -2,7 +2,9 @@
 
 #include <errno.h>
 #include <fcntl.h>
+#include <limits.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
 #include <unistd.h>
@@ -243,22 +245,34 @@ status save_statistics(const layer_statistics* layers, uint32_t layer_count, con
     encode_statistics(layers, layer_count, buffer.data());
 
     // Written beside the target and renamed, so that a reader sees the old file or the whole new.
-    char temporary[4096];
-    const int length = snprintf(temporary, sizeof temporary, "%s.%ld.tmp", path, long{getpid()});
-    if (length < 0 || static_cast<std::size_t>(length) >= sizeof temporary) {
-        return fail(KV_INVALID, "path: longer than {} bytes", sizeof temporary - 20);
+    // A link is followed; what is no file, such as a device, is left alone.
+    char target[PATH_MAX];
+    if (std::strlen(path) >= sizeof target) {
+        return fail(KV_INVALID, "path: longer than {} bytes", sizeof target - 1);
     }
+    if (realpath(path, target) == nullptr) {
+        if (errno != ENOENT) {
+            return fail(KV_IO, "{}: {}", path, std::strerror(errno));
+        }
+        std::strcpy(target, path);
+    }
+    struct stat existing;
+    if (stat(target, &existing) == 0 && !S_ISREG(existing.st_mode)) {
+        return fail(KV_IO, "{}: is there already, and is not a file", path);
+    }
+    char temporary[PATH_MAX + 32];
+    snprintf(temporary, sizeof temporary, "%s.%ld.tmp", target, long{getpid()});
     open_file file;
     file.descriptor = open(temporary, O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0644);
     if (file.descriptor < 0) {
-        return fail(KV_IO, "{}: cannot be created (errno {})", temporary, errno);
+        return fail(KV_IO, "{}: cannot be created: {}", path, std::strerror(errno));
     }
     int error = write_all(file.descriptor, buffer.data(), buffer.bytes);
     if (error == 0 && fsync(file.descriptor) != 0) error = errno;
-    if (error == 0 && rename(temporary, path) != 0) error = errno;
+    if (error == 0 && rename(temporary, target) != 0) error = errno;
     if (error != 0) {
         unlink(temporary);
-        return fail(KV_IO, "{}: cannot be written (errno {})", path, error);
+        return fail(KV_IO, "{}: cannot be written: {}", path, std::strerror(error));
     }
     return KV_OK;
 }
@@ -266,7 +280,8 @@ status save_statistics(const layer_statistics* layers, uint32_t layer_count, con
 status load_statistics(const char* path, layer_statistics* layers, uint32_t layer_count) {
     open_file file;
     file.descriptor = open(path, O_RDONLY | O_CLOEXEC);
-    if (file.descriptor < 0) return fail(KV_IO, "{}: cannot be opened (errno {})", path, errno);
+    if (file.descriptor < 0)
+        return fail(KV_IO, "{}: cannot be opened: {}", path, std::strerror(errno));
     // One byte more than expected shows a file that is too long; whatever its size, no more is
     // read.
     const pages buffer(statistics_bytes(layers, layer_count) + 1);
@@ -274,7 +289,8 @@ status load_statistics(const char* path, layer_statistics* layers, uint32_t laye
         return fail(KV_NO_MEMORY, "statistics file: the system refused {} bytes", buffer.bytes);
     }
     const int64_t got = read_all(file.descriptor, buffer.data(), buffer.bytes);
-    if (got < 0) return fail(KV_IO, "{}: cannot be read (errno {})", path, -got);
+    if (got < 0)
+        return fail(KV_IO, "{}: cannot be read: {}", path, std::strerror(static_cast<int>(-got)));
     return decode_statistics(buffer.data(), static_cast<uint64_t>(got), layers, layer_count);
 }
 

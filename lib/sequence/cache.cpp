@@ -106,6 +106,21 @@ bool window_reaches_back(const cache& store, const sequence& target, uint32_t la
 
 }  // namespace
 
+namespace {
+
+/// Can a lane that policies evict from go back to `position`? Not into the survivors of a
+/// compaction, unless nothing before `position` was evicted.
+bool survivors_reach_back(const cache& store, const sequence& target, uint32_t lane,
+                          uint64_t position) {
+    for (uint32_t head = 0; head < store.model.lanes[lane].kv_heads; ++head) {
+        const uint32_t keep = positions_of(store, target, lane, head).find(position);
+        if (keep != position && keep < target.lanes[lane].explicit_slots) return false;
+    }
+    return true;
+}
+
+}  // namespace
+
 status truncate_sequence(cache& store, sequence& target, uint64_t tokens_seen) {
     if (tokens_seen > target.next_position) {
         return fail(KV_INVALID, "tokens_seen is {}, the sequence has seen {}", tokens_seen,
@@ -119,14 +134,13 @@ status truncate_sequence(cache& store, sequence& target, uint64_t tokens_seen) {
                         "layer {}: its window has slid past what a query at position {} sees",
                         store.model.lanes[lane].layer, tokens_seen);
         }
-        const uint32_t keep = positions_of(store, target, lane, 0).find(tokens_seen);
-        for (uint32_t head = 1; head < store.model.lanes[lane].kv_heads; ++head) {
-            if (positions_of(store, target, lane, head).find(tokens_seen) != keep) {
-                return fail(KV_NO_SNAPSHOT,
-                            "layer {}: a compaction kept different tokens per head; going back to "
-                            "position {} would leave heads of different length",
-                            store.model.lanes[lane].layer, tokens_seen);
-            }
+        if (store.model.lanes[lane].evictable &&
+            !survivors_reach_back(store, target, lane, tokens_seen)) {
+            return fail(
+                KV_NO_SNAPSHOT,
+                "layer {}: a compaction has removed tokens before position {} for the sake of "
+                "later ones",
+                store.model.lanes[lane].layer, tokens_seen);
         }
     }
     returned_blocks returned;

@@ -131,7 +131,10 @@ status check_written(const step& target) {
 }  // namespace
 
 status step_end(step& target, kv_step_report& report) {
-    status verdict = expect_state(target, step_state::reserved, "kv_step_end");
+    status verdict =
+        target.state == step_state::building
+            ? fail(KV_INVALID, "kv_step_end: the step was not reserved, and is cancelled")
+            : expect_state(target, step_state::reserved, "kv_step_end");
     if (verdict == KV_OK) verdict = check_written(target);
     if (verdict < 0) {
         step_cancel(target);

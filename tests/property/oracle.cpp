@@ -92,7 +92,8 @@ kv_status oracle::truncate(oracle_sequence& target, uint64_t tokens_seen) {
     for (std::size_t i = 0; i < lanes.size(); ++i) {
         const oracle_lane& lane = target.lanes[i];
         for (const std::vector<token>& head : lane.heads) {
-            if (kept(head) != kept(lane.heads[0])) return KV_NO_SNAPSHOT;
+            // Back into what a compaction left, only if it took nothing from before that.
+            if (kept(head) != tokens_seen && kept(head) < lane.survivors) return KV_NO_SNAPSHOT;
         }
         if (lanes[i].window == 0) continue;
         // Every position that a query at tokens_seen sees must still be there.
@@ -110,6 +111,7 @@ kv_status oracle::truncate(oracle_sequence& target, uint64_t tokens_seen) {
         oracle_lane& lane = target.lanes[i];
         const std::size_t keep = kept(lane.heads[0]);
         for (std::vector<token>& head : lane.heads) head.resize(keep);
+        lane.survivors = std::min(lane.survivors, keep);
         shrink(target, i, blocks_for(keep), ignored);
     }
     target.next_position = tokens_seen;

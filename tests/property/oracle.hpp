@@ -63,6 +63,7 @@ using block_reference = std::shared_ptr<oracle_block>;
 struct oracle_lane {
     std::vector<std::vector<token>> heads;  // ascending positions; all of one length
     std::vector<block_reference> table;
+    std::size_t survivors = 0;  // of the last compaction, at the front of every head
 
     uint32_t slots() const { return static_cast<uint32_t>(heads[0].size()); }
 };

@@ -289,6 +289,7 @@ void compact(oracle& model, oracle_sequence& owner, uint32_t lane, uint32_t keep
         model.drop(block, lane, owner.last_fence, effect.returned);
     }
     model.shrink(owner, lane, kept_blocks, effect.returned);
+    state.survivors = keep;
     ++effect.layers;
 }
 

@@ -3,6 +3,7 @@
 #include "retention/query_statistics.hpp"
 
 #include <doctest/doctest.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include <complex>
@@ -318,6 +319,24 @@ TEST_CASE("statistics files on disk") {
     CHECK(clean.untouched());
     std::remove(path.c_str());
     CHECK(save_statistics(written.layers, 3, "/tmp/no-such-folder/x") == KV_IO);
+    // A link stays a link to the new file; a device stays a device.
+    const std::string link = path + ".link";
+    REQUIRE(std::fclose(std::fopen(path.c_str(), "wb")) == 0);
+    REQUIRE(symlink(path.c_str(), link.c_str()) == 0);
+    CHECK(save_statistics(written.layers, 3, link.c_str()) == KV_OK);
+    struct stat status_of;
+    REQUIRE(lstat(link.c_str(), &status_of) == 0);
+    CHECK(S_ISLNK(status_of.st_mode));
+    REQUIRE(stat(path.c_str(), &status_of) == 0);
+    CHECK(status_of.st_size > 0);
+    REQUIRE(unlink(link.c_str()) == 0);
+    REQUIRE(unlink(path.c_str()) == 0);
+    const std::string pipe = path + ".pipe";
+    REQUIRE(mkfifo(pipe.c_str(), 0600) == 0);
+    CHECK(save_statistics(written.layers, 3, pipe.c_str()) == KV_IO);
+    REQUIRE(lstat(pipe.c_str(), &status_of) == 0);
+    CHECK(S_ISFIFO(status_of.st_mode));
+    REQUIRE(unlink(pipe.c_str()) == 0);
     CHECK(save_statistics(written.layers, 3, std::string(5000, 'x').c_str()) == KV_INVALID);
     CHECK(load_statistics("/tmp", clean.layers, 3) == KV_IO);
 }
