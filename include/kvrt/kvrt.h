@@ -154,7 +154,8 @@ typedef struct kv_hooks {
 
 /* ---- 4. The model ------------------------------------------------------------------------- */
 
-/* How keys and values are stored. More will come: kv_capabilities says which. */
+/* How keys and values are stored. More will come: kv_capabilities says which. f16 holds magnitudes
+ * up to 65504, larger ones become infinite. */
 enum {
     KV_FORMAT_DEFAULT = 0, /* f16 */
     KV_FORMAT_F32 = 1,
@@ -190,7 +191,8 @@ typedef struct kv_layer {
     uint32_t value_dim;    /* 32 to 256, a multiple of 8; 0: key_dim */
     uint32_t key_format;   /* KV_FORMAT_* */
     uint32_t value_format; /* KV_FORMAT_*; 0: key_format's */
-    uint32_t shared_layer; /* with KV_LAYER_SHARED: a layer before this one that owns its cache */
+    uint32_t shared_layer; /* with KV_LAYER_SHARED: a layer before this one that owns its cache
+                              and has the same kv_heads, key_dim and value_dim */
     uint32_t window;       /* a query at p sees positions > p - window; 0: all */
     uint32_t window_sinks; /* positions below this stay visible behind the window */
     uint32_t reserved0;
@@ -294,14 +296,17 @@ KV_API KV_MUST_CHECK kv_status kv_seq_create(kv_pool *pool, const kv_seq_config 
  * step still runs to its end. Idempotent: a stale handle returns KV_OK. Threads: external. */
 KV_API KV_MUST_CHECK kv_status kv_seq_release(kv_pool *pool, kv_seq seq);
 
-/* Makes `count` children with the parent's accepted tokens, policy and statistics. Nothing is
+/* Makes `count` children with the parent's accepted tokens (those of an open step not among them),
+ * policy and statistics. Nothing is
  * copied until one of them writes into a block that others read. All or none are made.
  * Errors: INVALID, STALE, LIMIT. Threads: external. */
 KV_API KV_MUST_CHECK kv_status kv_seq_fork(kv_pool *pool, kv_seq parent, uint32_t count,
                                            kv_seq *out_children);
 
 /* Forgets all tokens at positions >= `tokens_seen`, which becomes the next position. More than was
- * seen is INVALID. NO_SNAPSHOT: a window layer no longer holds what queries from there would see.
+ * seen is INVALID. NO_SNAPSHOT: a window layer no longer holds what queries from there would see,
+ * or a compaction has removed tokens before that position for the sake of later ones (behind the
+ * last survivor of the last round, and within a prompt that was kept whole, it works).
  * INVALID inside an open step. Threads: external. */
 KV_API KV_MUST_CHECK kv_status kv_seq_truncate(kv_pool *pool, kv_seq seq, uint64_t tokens_seen);
 
@@ -424,8 +429,9 @@ typedef struct kv_step_report {
  * Threads: external. */
 KV_API KV_MUST_CHECK kv_status kv_step_end(kv_step *step, kv_step_report *report);
 
-/* Undoes the step: every sequence and every counter is as before kv_step_begin. The handle is gone
- * afterwards. NULL is ignored. Threads: external. */
+/* Undoes the step: every sequence is as before kv_step_begin, and so is every counter but
+ * steps_cancelled and peak_live_blocks. The handle is gone afterwards. NULL is ignored.
+ * Threads: external. */
 KV_API KV_MUST_CHECK kv_status kv_step_cancel(kv_step *step);
 
 /* ---- 8. Export of tables ------------------------------------------------------------------ */
@@ -526,8 +532,8 @@ typedef struct kv_attend_options {
 /* out[row, head] = softmax(scale * q . K) V over the slots that the row may see: retained tokens at
  * positions up to its own, and within the window. q is [rows, query_heads, key_dim], out is
  * [rows, query_heads, value_dim]. The result is bit-identical for every thread count and whatever
- * else is in the batch. options may be NULL. Errors: INVALID (also: the layer was not written).
- * Threads: external. */
+ * else is in the batch (a prompt cut into other chunks may differ in the last bits).
+ * options may be NULL. Errors: INVALID (also: the layer was not written). Threads: external. */
 KV_API KV_MUST_CHECK kv_status kv_attend(kv_step *step, uint32_t layer, const kv_tensor *queries,
                                          const kv_tensor *out, const kv_attend_options *options);
 
@@ -550,7 +556,7 @@ enum {
 };
 
 enum {
-    KV_POLICY_PROTECT_PROMPT = 1u << 0, /* positions below prompt_tokens stay */
+    KV_POLICY_PROTECT_PROMPT = 1u << 0, /* positions below prompt_tokens, at least 1, stay */
     KV_POLICY_PROMPT_ON_TOP = 1u << 1,  /* the protected prompt does not count in the budget */
     KV_POLICY_OFFSETS_MAX = 1u << 2,    /* TriAttention: max over future offsets, not mean */
     KV_POLICY_STATISTICS_ONLINE = 1u << 3 /* TriAttention: ignore statistics set on the pool */
@@ -609,7 +615,8 @@ typedef struct kv_compress_report {
  * Shared blocks are left as they are and survivors copied: KV_AGAIN if there are no blocks for
  * that, and nothing has changed then. Inside an open step the round runs at its end, if it is not
  * cancelled; the step's report counts it.
- * options and report may be NULL. Errors: INVALID (no policy), STALE, AGAIN, UNSUPPORTED.
+ * options and report may be NULL. Errors: INVALID (no policy; a selection common to layers or heads
+ * that hold different tokens, or different numbers of KV heads), STALE, AGAIN, UNSUPPORTED.
  * Threads: external. */
 KV_API KV_MUST_CHECK kv_status kv_compress(kv_pool *pool, kv_seq seq,
                                            const kv_compress_options *options,

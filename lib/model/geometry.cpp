@@ -120,8 +120,11 @@ status check_shared(const kv_layer& layer, uint32_t index, const model_geometry&
     const lane_geometry& owner = out.lanes[lane_index];
     if (layer.kv_heads != owner.kv_heads || layer.key_dim != owner.layout.keys.dim ||
         layer.value_dim != owner.layout.values.dim) {
-        return fail(KV_INVALID, "layer {}: kv_heads and dimensions differ from shared_layer {}",
-                    index, layer.shared_layer);
+        return fail(KV_INVALID,
+                    "layer {}: kv_heads {}, key_dim {}, value_dim {} differ from {}, {}, {} of "
+                    "shared_layer {}",
+                    index, layer.kv_heads, layer.key_dim, layer.value_dim, owner.kv_heads,
+                    owner.layout.keys.dim, owner.layout.values.dim, layer.shared_layer);
     }
     // A narrower window than the owner's is a mask; a wider one would see blocks that are gone.
     if (owner.window != 0 && (layer.window == 0 || layer.window > owner.window ||
