@@ -67,7 +67,7 @@ struct row_of_item {
         if (!std::isfinite(largest)) denominator = 0.0;
         double out[1024] = {};
         for (uint32_t slot = 0; slot < item.slots; ++slot) {
-            if (!sees(slot)) continue;
+            if (!sees(slot) || largest == -std::numeric_limits<double>::infinity()) continue;
             const double weight = std::exp(logit(slot) - largest);
             denominator += weight;
             for (uint32_t d = 0; d < dims; ++d) {

@@ -10,6 +10,7 @@
 
 #include <hwy/highway.h>
 
+#include <algorithm>
 #include <cmath>
 #include <limits>
 
@@ -115,6 +116,10 @@ HWY_INLINE void soften(const attend_layer& layer, uint32_t head, const float* po
         hn::StoreU(logit, d, scores + slot);
     }
     const float here = hn::GetLane(hn::MaxOfLanes(d, peak));
+    if (here == -infinity) {  // every logit is: nothing to be relative to, and nothing to weigh
+        std::fill(scores + first, scores + end, 0.0f);
+        return;
+    }
     if (!(here <= running.largest)) {
         const float factor = running.largest == -infinity ? 0.0f : std::exp(running.largest - here);
         running.largest = here;

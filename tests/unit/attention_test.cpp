@@ -141,6 +141,31 @@ TEST_CASE("what a row does not see is not multiplied") {
     });
 }
 
+TEST_CASE("slots whose logits are minus infinity weigh nothing, alone in a run or everywhere") {
+    started_executor one(1);
+    on_every_target([&] {
+        std::mt19937 random(19);
+        for (const uint32_t rows : {1u, 3u}) {
+            for (const path which : {path::kernels, path::reference}) {
+                CAPTURE(rows);
+                paged_cache cache(tile_order::native, 16, 1, 64, 64, element::f16, element::f16,
+                                  150);
+                problem drawn(std::move(cache), 2, rows, 150, random);
+                for (std::size_t i = 1; i < drawn.queries.size(); i += 64) drawn.queries[i] = -1.0f;
+                // The first whole run and some of the second.
+                for (uint32_t slot = 0; slot < 70; ++slot) poison(drawn, false, slot, f16_infinity);
+                CHECK(distance(drawn, run(drawn, one.threads, which)) < tolerance);
+                for (uint32_t slot = 70; slot < 150; ++slot) {
+                    poison(drawn, false, slot, f16_infinity);
+                }
+                const result none = run(drawn, one.threads, which);
+                for (const float value : none.out) REQUIRE(value == 0.0f);
+                for (const float value : none.log_sum_exp) REQUIRE(value == -INFINITY);
+            }
+        }
+    });
+}
+
 TEST_CASE("an item computes the same alone and among others") {
     started_executor one(1), three(3);
     std::mt19937 random(16);
