@@ -70,7 +70,8 @@ inline struct_type kv_sized_struct() {
 extern "C" {
 #else
 /* In C: `kv_layer layer = KV_INIT(kv_layer);` */
-#define KV_INIT(struct_type) {.struct_size = (uint32_t)sizeof(struct_type)}
+#define KV_INIT(struct_type) \
+    { .struct_size = (uint32_t)sizeof(struct_type) }
 #endif
 
 /* What every sized struct begins with. */
@@ -196,8 +197,8 @@ typedef struct kv_layer {
     uint32_t window;       /* a query at p sees positions > p - window; 0: all */
     uint32_t window_sinks; /* positions below this stay visible behind the window */
     uint32_t reserved0;
-    float softmax_scale; /* 0: 1 / sqrt(key_dim) */
-    float logit_softcap; /* logits become cap * tanh(logit / cap); 0: off */
+    float softmax_scale;       /* 0: 1 / sqrt(key_dim) */
+    float logit_softcap;       /* logits become cap * tanh(logit / cap); 0: off */
     const float *sink_logits;  /* [query_heads]: a learned logit that only joins the denominator */
     const float *alibi_slopes; /* [query_heads]: slope * (key position - query position) is added */
     const kv_rope *rope;       /* NULL: not rotated, or not told */
@@ -325,14 +326,14 @@ KV_API KV_MUST_CHECK kv_status kv_seq_unpin(kv_pool *pool, kv_seq seq);
 typedef struct kv_seq_info {
     uint32_t struct_size, flags;
     const void *next;
-    uint64_t capacity;   /* positions for which slots are reserved */
-    uint64_t written;    /* positions that the open step has been asked to write, or accepted */
-    uint64_t accepted;   /* the next position after the last step end */
-    uint64_t published;  /* visible to prefix match */
-    uint64_t blocks;     /* in this sequence's tables, shared ones included */
-    uint64_t bytes;      /* of those blocks */
+    uint64_t capacity;  /* positions for which slots are reserved */
+    uint64_t written;   /* positions that the open step has been asked to write, or accepted */
+    uint64_t accepted;  /* the next position after the last step end */
+    uint64_t published; /* visible to prefix match */
+    uint64_t blocks;    /* in this sequence's tables, shared ones included */
+    uint64_t bytes;     /* of those blocks */
     uint64_t user_data;
-    uint32_t in_step;    /* 1 while an open step holds it */
+    uint32_t in_step;     /* 1 while an open step holds it */
     uint32_t compactions; /* rounds that have removed something */
 } kv_seq_info;
 
@@ -341,8 +342,8 @@ KV_API KV_MUST_CHECK kv_status kv_seq_get_info(kv_pool *pool, kv_seq seq, kv_seq
 typedef struct kv_seq_layer_info {
     uint32_t struct_size, flags;
     const void *next;
-    uint64_t retained;     /* tokens stored now (accepted ones) */
-    uint64_t blocks;       /* in this layer's table; 0 for a layer that shares another's cache */
+    uint64_t retained;      /* tokens stored now (accepted ones) */
+    uint64_t blocks;        /* in this layer's table; 0 for a layer that shares another's cache */
     uint64_t shared_blocks; /* of those, read by others too */
 } kv_seq_layer_info;
 
@@ -380,6 +381,15 @@ typedef struct kv_append_info {
 KV_API KV_MUST_CHECK kv_status kv_seq_append(kv_step *step, kv_seq seq, const uint32_t *token_ids,
                                              uint32_t count, kv_append_info *out_info);
 
+/* kv_seq_append for a whole batch in one call, for languages where each call costs something:
+ * counts[i] tokens of seqs[i], for i in [0, items). token_ids are those of all items one behind the
+ * other, or NULL; out_infos is [items], all of the same struct_size, or NULL. All are appended, or
+ * none; the message names the item. Errors: as kv_seq_append. Threads: external. */
+KV_API KV_MUST_CHECK kv_status kv_step_append_batch(kv_step *step, uint32_t items,
+                                                    const kv_seq *seqs, const uint32_t *counts,
+                                                    const uint32_t *token_ids,
+                                                    kv_append_info *out_infos);
+
 /* What reserve found. Blocks and bytes over all block classes. */
 typedef struct kv_reserve_report {
     uint32_t struct_size, flags;
@@ -409,10 +419,15 @@ KV_API KV_MUST_CHECK kv_status kv_step_remove(kv_step *step, kv_seq seq);
  * Threads: external. */
 KV_API KV_MUST_CHECK kv_status kv_step_accept(kv_step *step, kv_seq seq, uint32_t count);
 
+/* kv_step_accept for several sequences in one call: the first counts[i] tokens of seqs[i]. All are
+ * noted, or none; the message names the item. Errors: as kv_step_accept. Threads: external. */
+KV_API KV_MUST_CHECK kv_status kv_step_accept_batch(kv_step *step, uint32_t items,
+                                                    const kv_seq *seqs, const uint32_t *counts);
+
 typedef struct kv_step_report {
     uint32_t struct_size, flags;
     const void *next;
-    uint64_t fence;                  /* this step's number, for kv_pool_pass_fence */
+    uint64_t fence; /* this step's number, for kv_pool_pass_fence */
     uint64_t accepted_tokens;
     uint64_t window_blocks_returned; /* slid out of window layers */
     uint64_t compactions;            /* rounds run at this step end, by policy or deferred call */
@@ -455,13 +470,13 @@ typedef struct kv_tables {
     int32_t *block_table; /* [items, block_table_stride]; unused entries become -1 */
     uint64_t block_table_stride;
     uint64_t block_table_capacity;
-    int32_t *indptr;        /* CSR: [items + 1] */
-    int32_t *indices;       /* CSR: [indptr[items]] block ids */
-    int32_t *last_page_len; /* [items], 1 to block_tokens */
-    int64_t *slot_mapping;  /* [tokens]: id * block_tokens + slot, where each new token goes */
-    int32_t *query_start;   /* [items + 1] */
-    int32_t *kv_len;        /* [items]: retained slots, this step's tokens included */
-    int32_t *positions;     /* [tokens] of the new tokens */
+    int32_t *indptr;         /* CSR: [items + 1] */
+    int32_t *indices;        /* CSR: [indptr[items]] block ids */
+    int32_t *last_page_len;  /* [items], 1 to block_tokens */
+    int64_t *slot_mapping;   /* [tokens]: id * block_tokens + slot, where each new token goes */
+    int32_t *query_start;    /* [items + 1] */
+    int32_t *kv_len;         /* [items]: retained slots, this step's tokens included */
+    int32_t *positions;      /* [tokens] of the new tokens */
     int32_t *slot_positions; /* [kv_heads, slot_indptr[items]] of every slot of every item */
     int32_t *slot_indptr;    /* [items + 1]: sums of kv_len */
     uint64_t indices_capacity;
@@ -556,9 +571,9 @@ enum {
 };
 
 enum {
-    KV_POLICY_PROTECT_PROMPT = 1u << 0, /* positions below prompt_tokens, at least 1, stay */
-    KV_POLICY_PROMPT_ON_TOP = 1u << 1,  /* the protected prompt does not count in the budget */
-    KV_POLICY_OFFSETS_MAX = 1u << 2,    /* TriAttention: max over future offsets, not mean */
+    KV_POLICY_PROTECT_PROMPT = 1u << 0,   /* positions below prompt_tokens, at least 1, stay */
+    KV_POLICY_PROMPT_ON_TOP = 1u << 1,    /* the protected prompt does not count in the budget */
+    KV_POLICY_OFFSETS_MAX = 1u << 2,      /* TriAttention: max over future offsets, not mean */
     KV_POLICY_STATISTICS_ONLINE = 1u << 3 /* TriAttention: ignore statistics set on the pool */
 };
 
@@ -568,18 +583,18 @@ enum {
 typedef struct kv_policy {
     uint32_t struct_size, flags; /* KV_POLICY_* */
     const void *next;
-    uint32_t scorer;          /* KV_SCORER_* */
-    uint32_t selection;       /* KV_SELECT_* */
-    uint32_t budget;          /* tokens retained per layer and head after a round; must be > 0 */
-    uint32_t every;           /* a round at step end when this many tokens were accepted since the
-                                 last, and more than the budget is retained; 0: kv_compress only */
-    uint32_t prompt_tokens;   /* the prompt's length, for PROTECT_PROMPT */
-    uint32_t sinks;           /* positions below this stay */
-    uint32_t recent;          /* the last so many tokens stay */
-    uint32_t offset_max;      /* TriAttention: largest future offset, a power of two; 0: 65536 */
-    uint32_t skip_layers;     /* KEY_NORM: the first so many layers are left whole */
+    uint32_t scorer;        /* KV_SCORER_* */
+    uint32_t selection;     /* KV_SELECT_* */
+    uint32_t budget;        /* tokens retained per layer and head after a round; must be > 0 */
+    uint32_t every;         /* a round at step end when this many tokens were accepted since the
+                               last, and more than the budget is retained; 0: kv_compress only */
+    uint32_t prompt_tokens; /* the prompt's length, for PROTECT_PROMPT */
+    uint32_t sinks;         /* positions below this stay */
+    uint32_t recent;        /* the last so many tokens stay */
+    uint32_t offset_max;    /* TriAttention: largest future offset, a power of two; 0: 65536 */
+    uint32_t skip_layers;   /* KEY_NORM: the first so many layers are left whole */
     uint32_t reserved0;
-    uint64_t seed;            /* RANDOM */
+    uint64_t seed; /* RANDOM */
 } kv_policy;
 
 typedef struct kv_compress_options {
@@ -606,8 +621,8 @@ typedef struct kv_compress_report {
     uint64_t bytes_before, bytes_after;
     uint64_t blocks_returned; /* to the allocator; a block that others still read is not returned */
     uint64_t bytes_returned;
-    uint64_t blocks_copied;      /* fresh blocks taken because the old ones were shared */
-    uint64_t slabs_given_back;   /* elastic pools */
+    uint64_t blocks_copied;    /* fresh blocks taken because the old ones were shared */
+    uint64_t slabs_given_back; /* elastic pools */
     uint64_t nanoseconds;
 } kv_compress_report;
 
@@ -678,10 +693,10 @@ typedef struct kv_pool_stats {
     const void *next;
     uint64_t slab_bytes;
     uint64_t slabs_total, slabs_free, slabs_resident; /* resident: backed by memory now */
-    uint64_t arena_bytes;       /* slabs_total * slab_bytes */
-    uint64_t live_bytes;        /* of pinned blocks */
+    uint64_t arena_bytes;                             /* slabs_total * slab_bytes */
+    uint64_t live_bytes;                              /* of pinned blocks */
     uint64_t live_blocks, peak_live_blocks;
-    uint64_t total, free, cached, pinned, parked, loading; /* blocks, over all classes */
+    uint64_t total, free, cached, pinned, parked, loading;      /* blocks, over all classes */
     uint64_t blocks_allocated, blocks_returned, bytes_returned; /* since creation */
     uint64_t blocks_returned_by_compaction, bytes_returned_by_compaction;
     uint64_t compactions, compactions_skipped;
@@ -729,6 +744,12 @@ typedef struct kv_capabilities_report {
 
 /* Threads: safe. */
 KV_API KV_MUST_CHECK kv_status kv_capabilities(kv_capabilities_report *out_report);
+
+enum { KV_LIVE_POOLS = 1, KV_LIVE_SEQUENCES = 2, KV_LIVE_STEPS = 3 };
+
+/* How many objects of a kind are alive in this process, over all pools: nothing is, when a program
+ * has released all that it made. 0 for an unknown kind. Threads: safe. */
+KV_API uint64_t kv_live_count(uint32_t kind);
 
 #ifdef __cplusplus
 } /* extern "C" */

@@ -31,6 +31,12 @@ class published_stats {
     std::array<std::array<std::atomic<uint64_t>, class_words>, max_block_classes> classes_{};
 };
 
+/// What one pool adds to kv_live_count: what it last published of itself.
+struct live_share {
+    uint32_t sequences = 0;
+    uint32_t steps = 0;
+};
+
 }  // namespace kvrt
 
 struct kv_step {
@@ -52,6 +58,7 @@ struct kv_pool {
     std::mutex lock;
     std::atomic<bool> inside{false};
     kvrt::published_stats stats;
+    kvrt::live_share live;
 };
 
 namespace kvrt {
@@ -60,6 +67,11 @@ inline constexpr uint32_t policy_flags = KV_POLICY_PROTECT_PROMPT | KV_POLICY_PR
                                          KV_POLICY_OFFSETS_MAX | KV_POLICY_STATISTICS_ONLINE;
 
 void publish_stats(kv_pool& pool);
+
+/// A pool begins, or ends with all that lives in it, for kv_live_count.
+void count_pool_created();
+void count_pool_released(kv_pool& pool);
+
 uint64_t now(const kv_pool& pool);
 
 /// Writes a line to the host's log hook, if there is one.

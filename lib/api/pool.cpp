@@ -138,6 +138,7 @@ status create(const kv_pool_config* config, const kv_model* model, kv_pool** out
         return verdict;
     }
     for (kv_step& handle : pool->handles) handle.pool = pool;
+    count_pool_created();
     publish_stats(*pool);
     *out_pool = pool;
     return KV_OK;
@@ -202,7 +203,9 @@ kv_status kv_pool_create(const kv_pool_config* config, const kv_model* model, kv
 }
 
 void kv_pool_release(kv_pool* pool) {
-    if (pool != nullptr) destroy(pool);
+    if (pool == nullptr) return;
+    count_pool_released(*pool);
+    destroy(pool);
 }
 
 kv_status kv_pool_pass_fence(kv_pool* pool, uint64_t fence) {

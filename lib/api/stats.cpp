@@ -36,7 +36,32 @@ kv_class_stats class_stats(const block_store& blocks, uint32_t class_index) {
     return stats;
 }
 
+/// Of the whole process. Unsigned, so that differences of either sign add up.
+struct live_totals {
+    std::atomic<uint64_t> pools{0}, sequences{0}, steps{0};
+};
+
+live_totals& totals_of_process() {
+    static live_totals totals;
+    return totals;
+}
+
+void share_live(kv_pool& pool, live_share now) {
+    live_totals& totals = totals_of_process();
+    totals.sequences.fetch_add(uint64_t{now.sequences} - pool.live.sequences,
+                               std::memory_order_relaxed);
+    totals.steps.fetch_add(uint64_t{now.steps} - pool.live.steps, std::memory_order_relaxed);
+    pool.live = now;
+}
+
 }  // namespace
+
+void count_pool_created() { totals_of_process().pools.fetch_add(1, std::memory_order_relaxed); }
+
+void count_pool_released(kv_pool& pool) {
+    share_live(pool, {});
+    totals_of_process().pools.fetch_sub(1, std::memory_order_relaxed);
+}
 
 // The order of a sequence lock without fences that ThreadSanitizer does not know: the writer makes
 // the version odd before and even after, with release stores of its own words in between.
@@ -105,6 +130,7 @@ void publish_stats(kv_pool& pool) {
     stats.classes = blocks.class_count();
     stats.metadata_bytes = store.allocator.live_bytes;
     pool.stats.publish(stats, classes, blocks.class_count());
+    share_live(pool, {stats.sequences, stats.open_steps});
 }
 
 }  // namespace kvrt
@@ -133,6 +159,20 @@ kv_status kv_pool_get_class_stats(kv_pool* pool, uint32_t class_index, kv_class_
     pool->stats.read(nullptr, class_index, &stats);
     deliver(stats, out_stats);
     return KV_OK;
+}
+
+uint64_t kv_live_count(uint32_t kind) {
+    const live_totals& totals = totals_of_process();
+    switch (kind) {
+        case KV_LIVE_POOLS:
+            return totals.pools.load(std::memory_order_relaxed);
+        case KV_LIVE_SEQUENCES:
+            return totals.sequences.load(std::memory_order_relaxed);
+        case KV_LIVE_STEPS:
+            return totals.steps.load(std::memory_order_relaxed);
+        default:
+            return 0;
+    }
 }
 
 }  // extern "C"

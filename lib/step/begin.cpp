@@ -128,15 +128,18 @@ status step_remove(step& target, sequence& owner) {
     return KV_OK;
 }
 
-status step_accept(step& target, sequence& owner, uint32_t count) {
+status check_accept(step& target, const sequence& owner, uint32_t count) {
     KVRT_TRY(expect_state(target, step_state::reserved, "kv_step_accept"));
-    step_item* item = find_item(target, owner);
+    const step_item* item = find_item(target, owner);
     if (item == nullptr) return fail(KV_INVALID, "seq is not in this step");
-    if (count > item->rows) {
-        return fail(KV_INVALID, "count is {}, the sequence appended {} tokens in this step", count,
-                    item->rows);
-    }
-    item->accepted = count;
+    if (count <= item->rows) return KV_OK;
+    return fail(KV_INVALID, "count is {}, the sequence appended {} tokens in this step", count,
+                item->rows);
+}
+
+status step_accept(step& target, sequence& owner, uint32_t count) {
+    KVRT_TRY(check_accept(target, owner, count));
+    find_item(target, owner)->accepted = count;
     return KV_OK;
 }
 

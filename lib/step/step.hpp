@@ -73,6 +73,7 @@ status step_append(step& target, sequence& owner, kv_seq handle, uint32_t count,
                    kv_append_info* info);
 status step_remove(step& target, sequence& owner);
 status step_reserve(step& target, kv_reserve_report& report);
+status check_accept(step& target, const sequence& owner, uint32_t count);
 status step_accept(step& target, sequence& owner, uint32_t count);
 status step_write(step& target, uint32_t layer, const kv_tensor* keys, const kv_tensor* values);
 status step_attend(step& target, uint32_t layer, const kv_tensor* queries, const kv_tensor* out,

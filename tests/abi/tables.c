@@ -393,5 +393,8 @@ const struct abi_constant abi_constants[] = {
     CONSTANT(KV_COMPRESS_NOTHING),
     CONSTANT(KV_COMPRESS_DEFERRED),
     CONSTANT(KV_COMPRESS_NO_STATISTICS),
+    CONSTANT(KV_LIVE_POOLS),
+    CONSTANT(KV_LIVE_SEQUENCES),
+    CONSTANT(KV_LIVE_STEPS),
 };
 const size_t abi_constant_count = sizeof abi_constants / sizeof abi_constants[0];
