@@ -9,29 +9,13 @@ import os
 import pathlib
 import re
 import shutil
-import subprocess
 import tempfile
 import unittest
 
+from outside import build_with_cmake, build_with_pkg_config, run
+
 HERE = pathlib.Path(__file__).resolve().parent
 OURS = re.compile(r"^(kv|kvrt)_[a-z0-9_]+$")
-
-
-def run(*command, cwd=None, environment=None):
-    """Runs a command and returns what it printed; fails the test with its output otherwise."""
-    result = subprocess.run(
-        [str(word) for word in command],
-        cwd=cwd,
-        env={**os.environ, **(environment or {})},
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        timeout=300,
-    )
-    if result.returncode != 0:
-        raise AssertionError(f"{' '.join(map(str, command))}: {result.returncode}\n{result.stdout}")
-    return result.stdout
 
 
 def setUpModule():
@@ -116,54 +100,31 @@ class StaticLibrary(unittest.TestCase):
 class Consumers(unittest.TestCase):
     """Programs outside the tree, built as their authors would."""
 
-    def build_with_pkg_config(self, name, pkg_config_flags=(), compiler_flags=()):
-        environment = {"PKG_CONFIG_PATH": str(library_dir / "pkgconfig")}
-        words = run("pkg-config", "--cflags", "--libs", *pkg_config_flags, "kvrt >= 0.1",
-                    environment=environment).split()
-        program = work / name
-        run("gcc", "-std=c99", *compiler_flags, HERE / "consumer.c", "-o", program, *words)
-        return program
-
     def test_pkg_config_shared(self):
-        program = self.build_with_pkg_config("pkg-shared")
+        program = build_with_pkg_config(work / "pkg-shared", library_dir)
         self.assertIn("[libkvrt.so.0]", run("readelf", "-d", program))
         output = run(program, environment={"LD_LIBRARY_PATH": str(library_dir)})
         self.assertIn("consumer ok", output)
 
     def test_pkg_config_static(self):
-        program = self.build_with_pkg_config("pkg-static", ["--static"], ["-static"])
+        program = build_with_pkg_config(work / "pkg-static", library_dir, ["--static"],
+                                        ["-static"])
         self.assertNotIn("NEEDED", run("readelf", "-d", program))
         self.assertIn("consumer ok", run(program))
 
-    def build_with_cmake(self, name, target, version="0.1"):
-        source = work / name
-        source.mkdir()
-        shutil.copy(HERE / "consumer.c", source)
-        (source / "CMakeLists.txt").write_text(
-            "cmake_minimum_required(VERSION 3.25)\n"
-            "project(consumer LANGUAGES C)\n"
-            f"find_package(kvrt {version} REQUIRED)\n"
-            "add_executable(consumer consumer.c)\n"
-            f"target_link_libraries(consumer PRIVATE {target})\n"
-        )
-        run("cmake", "-G", "Ninja", "-S", source, "-B", source / "build",
-            f"-DCMAKE_PREFIX_PATH={prefix}")
-        run("cmake", "--build", source / "build")
-        return source / "build" / "consumer"
-
     def test_find_package_shared(self):
-        program = self.build_with_cmake("cmake-shared", "kvrt::kvrt")
+        program = build_with_cmake(work / "cmake-shared", prefix, "kvrt::kvrt")
         self.assertIn("[libkvrt.so.0]", run("readelf", "-d", program))
         self.assertIn("consumer ok", run(program))
 
     def test_find_package_static(self):
-        program = self.build_with_cmake("cmake-static", "kvrt::kvrt_static")
+        program = build_with_cmake(work / "cmake-static", prefix, "kvrt::kvrt_static")
         self.assertNotIn("libkvrt", run("readelf", "-d", program))
         self.assertIn("consumer ok", run(program))
 
     def test_find_package_refuses_another_minor_version(self):
         with self.assertRaisesRegex(AssertionError, r"compatible\s+with requested version"):
-            self.build_with_cmake("cmake-version", "kvrt::kvrt", version="0.2")
+            build_with_cmake(work / "cmake-version", prefix, "kvrt::kvrt", version="0.2")
 
 
 class Header(unittest.TestCase):
