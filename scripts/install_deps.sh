@@ -2,9 +2,10 @@
 # Installs the Debian packages that building needs, if any is missing, then builds the private
 # static libraries (scripts/build_deps.sh). Quick when everything is there.
 #
-#   scripts/install_deps.sh          to build everything
-#   scripts/install_deps.sh --test   also what the tests run
-#   scripts/install_deps.sh --tools  also clang-format and clang-tidy
+#   scripts/install_deps.sh              to build everything
+#   scripts/install_deps.sh --test       also what the tests run
+#   scripts/install_deps.sh --bindings   also the toolchains of Rust, Go and C#, and a .NET runtime
+#   scripts/install_deps.sh --tools      also clang-format and clang-tidy
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
@@ -13,15 +14,33 @@ packages=(
     doctest-dev libfmt-dev libxxhash-dev libopenblas-pthread-dev
     python3 python3-venv # model download
 )
-case "${1:-}" in
-"") ;;
---test) packages+=(clang) ;; # the header is compiled by both compilers
---tools) packages+=(clang-format clang-tidy) ;;
-*)
-    echo "unknown argument: $1" >&2
-    exit 2
-    ;;
-esac
+# Debian 12's own Rust is older than the bindings allow, the one for its browsers is not. Whoever has
+# a newer one keeps it.
+rust_is_missing() {
+    local version
+    version=$(rustc --version 2>/dev/null | cut -d' ' -f2) || return 0
+    command -v cargo >/dev/null || return 0
+    ! printf '1.75.0\n%s\n' "$version" | sort --version-sort --check=quiet
+}
+
+with_bindings=false
+for option in "$@"; do
+    case "$option" in
+    --test) packages+=(clang abigail-tools fakeroot dpkg-dev) ;; # both compilers, ABI, packages
+    --bindings)
+        with_bindings=true
+        packages+=(golang-go mono-mcs mono-runtime)
+        if rust_is_missing; then
+            packages+=(rustc-web cargo-web)
+        fi
+        ;;
+    --tools) packages+=(clang-format clang-tidy) ;;
+    *)
+        echo "unknown argument: $option" >&2
+        exit 2
+        ;;
+    esac
+done
 
 if ! command -v dpkg-query >/dev/null; then
     echo "this is not a Debian system; install the equivalents of: ${packages[*]}" >&2
@@ -47,6 +66,10 @@ if ((${#missing[@]})); then
     "${as_root[@]}" apt-get update -q
     "${as_root[@]}" env DEBIAN_FRONTEND=noninteractive \
         apt-get install -q -y --no-install-recommends "${missing[@]}"
+fi
+
+if $with_bindings; then
+    scripts/fetch_dotnet.sh >/dev/null
 fi
 
 exec scripts/build_deps.sh
