@@ -22,8 +22,8 @@
  * - Every struct starts with struct_size, flags, next. Set struct_size through KV_INIT(type) (or
  *   kv_struct_init from other languages), leave next NULL. Zero in a field means "the default".
  *   A smaller struct than this library knows is taken with defaults for the missing tail; a larger
- *   one only if its unknown tail is zero (else KV_UNSUPPORTED). Structs the library fills are
- *   filled up to the caller's size.
+ *   one only if its unknown tail is zero (else KV_UNSUPPORTED), and so are reserved fields. Structs
+ *   the library fills are filled up to the caller's size.
  * - No pointer is kept past the call, unless its name says so (hooks are copied, their functions
  *   and user pointers are kept).
  * - Strides are signed 64-bit, in elements. Sizes are in bytes or tokens, as named.

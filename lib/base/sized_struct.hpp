@@ -31,6 +31,12 @@ template <class struct_type>
     std::memset(static_cast<void*>(&local), 0, sizeof local);
     std::memcpy(static_cast<void*>(&local), source,
                 std::min<uint32_t>(size, static_cast<uint32_t>(sizeof local)));
+    // A later version may give a reserved field a meaning, which this one must not ignore.
+    if constexpr (requires { local.reserved0; }) {
+        if (local.reserved0 != 0) {
+            return fail(KV_UNSUPPORTED, "{}: reserved0 is {}: it must be 0", name, local.reserved0);
+        }
+    }
     return KV_OK;
 }
 

@@ -140,4 +140,43 @@ TEST_CASE("given structs: a missing tail means defaults, a zero tail is taken") 
             kv_seq_set_policy(pool, seq, empty_policy.get()));
 }
 
+TEST_CASE("a reserved field that is not zero is refused, not ignored") {
+    const live_pool pool;
+    const kv_seq seq = pool.create_sequence();
+    pool.append(seq, 3);
+    const target attacked = {pool, {seq}};
+
+    small_model description;
+    const kv_model whole = description.describe();
+    kv_model model = whole;
+    model.reserved0 = 1;
+    const kv_pool_config config = small_config();
+    kv_pool* made = nullptr;
+    REFUSES(target{}, KV_UNSUPPORTED, "model", kv_pool_create(&config, &model, &made));
+    description.layers[1].reserved0 = 7;
+    REFUSES(target{}, KV_UNSUPPORTED, "reserved0 is 7", kv_pool_create(&config, &whole, &made));
+    CHECK(made == nullptr);
+
+    kv_policy policy = KV_INIT(kv_policy);
+    policy.scorer = KV_SCORER_STREAMING;
+    policy.budget = 2;
+    policy.reserved0 = 1;
+    REFUSES(attacked, KV_UNSUPPORTED, "policy", kv_seq_set_policy(pool, seq, &policy));
+    kv_compress_options options = KV_INIT(kv_compress_options);
+    options.policy = &policy;
+    REFUSES(attacked, KV_UNSUPPORTED, "policy", kv_compress(pool, seq, &options, nullptr));
+
+    kv_query_statistics statistics = KV_INIT(kv_query_statistics);
+    statistics.reserved0 = 1;
+    REFUSES(attacked, KV_UNSUPPORTED, "statistics", kv_pool_set_statistics(pool, &statistics));
+    REFUSES(attacked, KV_UNSUPPORTED, "statistics", kv_seq_get_statistics(pool, seq, &statistics));
+
+    kv_step* step = pool.reserve(seq, 1);
+    const tensors t(1);
+    kv_tensor wrong = t.values;
+    wrong.reserved0 = 1;
+    REFUSES(attacked, KV_UNSUPPORTED, "values", kv_write(step, 0, &t.keys, &wrong));
+    ACCEPTS(kv_step_cancel(step));
+}
+
 }  // namespace
