@@ -12,6 +12,8 @@ namespace generate {
 
 namespace {
 
+constexpr std::size_t most_recorded_layers = 64;  // of the trace's format
+
 template <class number_type>
 outcome<nothing> read_number(std::string_view option, std::string_view word, number_type least,
                              number_type most, number_type& target) {
@@ -40,6 +42,28 @@ outcome<nothing> read_name(std::string_view option, std::string_view word,
     return nothing{};
 }
 
+// Layer numbers between commas, ascending.
+outcome<nothing> read_layers(std::string_view option, std::string_view word,
+                             std::vector<std::uint32_t>& target) {
+    target.clear();
+    const char* const end = word.data() + word.size();
+    for (const char* next = word.data(); next <= end; ++next) {
+        std::uint32_t layer = 0;
+        const auto [behind, status] = std::from_chars(next, end, layer);
+        const bool whole = status == std::errc() && (behind == end || *behind == ',');
+        if (!whole || (!target.empty() && layer <= target.back()) ||
+            target.size() == most_recorded_layers) {
+            return error{
+                fmt::format("{} is '{}', it must be layer numbers in ascending order, at "
+                            "most {}, like 3,17",
+                            option, word, most_recorded_layers)};
+        }
+        target.push_back(layer);
+        next = behind;
+    }
+    return nothing{};
+}
+
 // Options that stand alone. False if there is none of this name.
 bool read_switch(std::string_view option, arguments& read) {
     if (option == "--help" || option == "-h") {
@@ -48,6 +72,8 @@ bool read_switch(std::string_view option, arguments& read) {
         read.demo = true;
     } else if (option == "--raw") {
         read.style = prompt_style::raw;
+    } else if (option == "--evict-prompt") {
+        read.writing.evict_prompt = true;
     } else {
         return false;
     }
@@ -56,9 +82,9 @@ bool read_switch(std::string_view option, arguments& read) {
 
 bool takes_value(std::string_view option) {
     constexpr std::string_view options[] = {
-        "--model",  "--prompt",         "--report", "--tokens", "--policy",
-        "--budget", "--every",          "--format", "--seed",   "--temperature",
-        "--top-p",  "--repeat-penalty", "--threads"};
+        "--model",  "--prompt",         "--report", "--tokens",      "--policy",       "--budget",
+        "--every",  "--format",         "--seed",   "--temperature", "--top-p",        "--threads",
+        "--record", "--repeat-penalty", "--chunk",  "--drafts",      "--record-layers"};
     return std::find(std::begin(options), std::end(options), option) != std::end(options);
 }
 
@@ -68,9 +94,13 @@ outcome<nothing> read_value(std::string_view option, std::string_view word, argu
     if (option == "--model") {
         read.model = word;
     } else if (option == "--prompt") {
-        read.prompt = word;
+        read.prompts.emplace_back(word);
     } else if (option == "--report") {
         read.report = word;
+    } else if (option == "--record") {
+        read.record = word;
+    } else if (option == "--record-layers") {
+        return read_layers(option, word, read.record_layers);
     } else if (option == "--policy") {
         return read_name(option, word, policy_names, writing.policy);
     } else if (option == "--format") {
@@ -81,6 +111,10 @@ outcome<nothing> read_value(std::string_view option, std::string_view word, argu
         return read_number<std::uint32_t>(option, word, 1, most, writing.budget);
     } else if (option == "--every") {
         return read_number<std::uint32_t>(option, word, 1, most, writing.every);
+    } else if (option == "--chunk") {
+        return read_number<std::uint32_t>(option, word, 1, 8192, writing.chunk);
+    } else if (option == "--drafts") {
+        return read_number<std::uint32_t>(option, word, 0, 15, writing.drafts);
     } else if (option == "--seed") {
         return read_number<std::uint64_t>(option, word, 0, ~std::uint64_t{0}, writing.seed);
     } else if (option == "--temperature") {
@@ -91,6 +125,29 @@ outcome<nothing> read_value(std::string_view option, std::string_view word, argu
         return read_number<double>(option, word, 1, 10, writing.repeat_penalty);
     } else {
         return read_number<std::uint32_t>(option, word, 1, 1024, writing.threads);
+    }
+    return nothing{};
+}
+
+// What is missing, or has no meaning beside the rest.
+outcome<nothing> check_together(const arguments& read) {
+    if (read.model.empty()) {
+        return error{"--model is missing: the path of a GGUF file"};
+    }
+    const bool empty_prompt = std::any_of(read.prompts.begin(), read.prompts.end(),
+                                          [](const std::string& prompt) { return prompt.empty(); });
+    if (!read.demo && (read.prompts.empty() || empty_prompt)) {
+        return error{"--prompt is missing: the text to answer, or --demo"};
+    }
+    if (read.record.empty() && read.prompts.size() > 1) {
+        return error{"--prompt is there several times: that is for --record, each a request"};
+    }
+    if (read.record.empty() && !read.record_layers.empty()) {
+        return error{"--record-layers says which layers --record writes: give --record FILE too"};
+    }
+    if (!read.record.empty() && read.writing.policy == "random") {
+        return error{
+            "--record takes no --policy random: its draws depend on which layers there are"};
     }
     return nothing{};
 }
@@ -117,7 +174,8 @@ outcome<arguments> parse_arguments(std::span<const char* const> words) {
         }
         tokens_given = tokens_given || option == "--tokens";
         constexpr std::string_view of_one_text[] = {"--prompt", "--policy",         "--temperature",
-                                                    "--top-p",  "--repeat-penalty", "--raw"};
+                                                    "--top-p",  "--repeat-penalty", "--raw",
+                                                    "--record", "--evict-prompt"};
         if (std::find(std::begin(of_one_text), std::end(of_one_text), option) !=
             std::end(of_one_text)) {
             chosen_by_demo = option;
@@ -126,15 +184,12 @@ outcome<arguments> parse_arguments(std::span<const char* const> words) {
     if (read.help) {
         return read;
     }
-    if (read.model.empty()) {
-        return error{"--model is missing: the path of a GGUF file"};
-    }
     if (read.demo && !chosen_by_demo.empty()) {
         return error{fmt::format("--demo brings its own texts, policies and sampling: leave {} out",
                                  chosen_by_demo)};
     }
-    if (!read.demo && read.prompt.empty()) {
-        return error{"--prompt is missing: the text to answer, or --demo"};
+    if (auto checked = check_together(read); !checked) {
+        return checked.failure();
     }
     if (read.demo && !tokens_given) {
         read.writing.tokens = 1500;
@@ -144,6 +199,8 @@ outcome<arguments> parse_arguments(std::span<const char* const> words) {
 
 const char* usage() {
     return "usage: generate --model FILE --prompt TEXT [options]\n"
+           "       generate --model FILE --record FILE --prompt TEXT [--prompt TEXT ...] "
+           "[options]\n"
            "       generate --model FILE --demo [--tokens N] [--budget B] [--every N] [--report "
            "FILE]\n"
            "\n"
@@ -163,6 +220,14 @@ const char* usage() {
            "  --repeat-penalty R    shrink logits of recent tokens by this factor (1: off)\n"
            "  --seed S              of the draws (1)\n"
            "  --threads N           threads (one per processor)\n"
+           "  --chunk N             tokens of the prompt in a step (128)\n"
+           "  --drafts N            guess up to N tokens from the text so far, and verify them in\n"
+           "                        one step; the text stays the same with a full cache (0)\n"
+           "  --evict-prompt        the policy may drop tokens of the prompt too\n"
+           "  --record FILE         write what some layers hand to the library, and get back, as "
+           "a\n"
+           "                        trace (docs/trace.md); each further --prompt is a request\n"
+           "  --record-layers LIST  which layers, like 3,17 (after 1/4 and 3/4 of the model)\n"
            "  --report FILE         write what happened as JSON\n"
            "  --demo                write one long text twice: with a full cache, and with\n"
            "                        TriAttention at a budget of 512 tokens, and compare\n";

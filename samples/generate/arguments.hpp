@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <span>
 #include <string>
+#include <vector>
 
 #include "chat.hpp"
 #include "outcome.hpp"
@@ -15,8 +16,10 @@ struct arguments {
     bool help = false;
     bool demo = false;
     std::string model;
-    std::string prompt;
-    std::string report;  // path of a JSON file, or empty
+    std::vector<std::string> prompts;          // several only with `record`
+    std::string report;                        // path of a JSON file, or empty
+    std::string record;                        // path of a trace, or empty
+    std::vector<std::uint32_t> record_layers;  // ascending; empty: the recorder's choice
     prompt_style style = prompt_style::chat;
     writing_options writing;
 };

@@ -137,19 +137,31 @@ outcome<std::span<const std::uint32_t>> kv_cache::begin(std::span<const item> it
 }
 
 outcome<nothing> kv_cache::attend(std::uint32_t layer, const attention_rows& rows) {
-    const kv_tensor keys = tensor_of(rows.keys, rows.rows, kv_heads_, head_dim_, rows.row_stride);
-    const kv_tensor values =
-        tensor_of(rows.values, rows.rows, kv_heads_, head_dim_, rows.row_stride);
-    if (const kv_status status = kv_write(step_, layer, &keys, &values); status != KV_OK) {
+    const auto packed = [&](float* data, std::size_t heads) {
+        return tensor_of(data, rows.rows, heads, head_dim_, rows.row_stride);
+    };
+    return attend(layer, {packed(rows.queries, query_heads_), packed(rows.keys, kv_heads_),
+                          packed(rows.values, kv_heads_),
+                          tensor_of(rows.out, rows.rows, query_heads_, head_dim_,
+                                    std::size_t{query_heads_} * head_dim_)});
+}
+
+outcome<nothing> kv_cache::attend(std::uint32_t layer, const attention_tensors& tensors) {
+    if (const kv_status status = kv_write(step_, layer, &tensors.keys, &tensors.values);
+        status != KV_OK) {
         return library_error("kv_write", status);
     }
-    const kv_tensor queries =
-        tensor_of(rows.queries, rows.rows, query_heads_, head_dim_, rows.row_stride);
-    const kv_tensor out = tensor_of(rows.out, rows.rows, query_heads_, head_dim_,
-                                    std::size_t{query_heads_} * head_dim_);
-    if (const kv_status status = kv_attend(step_, layer, &queries, &out, nullptr);
+    if (const kv_status status = kv_attend(step_, layer, &tensors.queries, &tensors.out, nullptr);
         status != KV_OK) {
         return library_error("kv_attend", status);
+    }
+    return nothing{};
+}
+
+outcome<nothing> kv_cache::accept(kv_seq sequence, std::size_t count) {
+    const kv_status status = kv_step_accept(step_, sequence, static_cast<std::uint32_t>(count));
+    if (status != KV_OK) {
+        return library_error("kv_step_accept", status);
     }
     return nothing{};
 }
@@ -170,6 +182,14 @@ outcome<kv_pool_stats> kv_cache::statistics() const {
         return library_error("kv_pool_get_stats", status);
     }
     return stats;
+}
+
+outcome<kv_seq_info> kv_cache::info(kv_seq sequence) const {
+    kv_seq_info info = KV_INIT(kv_seq_info);
+    if (const kv_status status = kv_seq_get_info(pool_.get(), sequence, &info); status != KV_OK) {
+        return library_error("kv_seq_get_info", status);
+    }
+    return info;
 }
 
 outcome<std::uint64_t> kv_cache::retained(kv_seq sequence, std::uint32_t layer) const {

@@ -26,6 +26,14 @@ struct cache_options {
     std::uint32_t threads = 0;         // 0: one per processor
 };
 
+// What a layer hands over and where it wants the result, [rows, heads, dim] each.
+struct attention_tensors {
+    kv_tensor queries;
+    kv_tensor keys;
+    kv_tensor values;
+    kv_tensor out;
+};
+
 class kv_cache : public attention_cache {
   public:
     static outcome<kv_cache> create(const llama_config& config, const cache_options& options);
@@ -47,9 +55,13 @@ class kv_cache : public attention_cache {
     // Returns the position of each row, valid until the next begin.
     outcome<std::span<const std::uint32_t>> begin(std::span<const item> items);
     outcome<nothing> attend(std::uint32_t layer, const attention_rows& rows) override;
+    outcome<nothing> attend(std::uint32_t layer, const attention_tensors& tensors);
+    // Of the open step, the first `count` tokens of the sequence stay; without it, all do.
+    outcome<nothing> accept(kv_seq sequence, std::size_t count);
     outcome<kv_step_report> end();
 
     outcome<kv_pool_stats> statistics() const;
+    outcome<kv_seq_info> info(kv_seq sequence) const;
     outcome<std::uint64_t> retained(kv_seq sequence, std::uint32_t layer) const;
 
   private:

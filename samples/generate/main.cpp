@@ -1,4 +1,5 @@
-// The program: reads the arguments, loads the model, and writes one text, or the demo's two.
+// The program: reads the arguments, loads the model, and writes one text, the demo's two, or
+// one for each prompt of a trace.
 //
 // The text goes to standard output, everything else to standard error. Exit status: 0 done, 1 the
 // model or the writing failed, 2 the arguments were wrong.
@@ -6,12 +7,14 @@
 
 #include <chrono>
 #include <cstdio>
+#include <memory>
 #include <vector>
 
 #include "arguments.hpp"
 #include "chat.hpp"
 #include "gguf.hpp"
 #include "llama.hpp"
+#include "recorder.hpp"
 #include "report.hpp"
 #include "text.hpp"
 #include "tokenizer.hpp"
@@ -34,11 +37,6 @@ constexpr const char* demo_questions[] = {
     "How do whales talk to each other?",
     "Tell me more about the sea.",
 };
-
-int fail(const std::string& message) {
-    std::fprintf(stderr, "generate: %s\n", message.c_str());
-    return 1;
-}
 
 // A line that is overwritten on a terminal, or a line every hundred tokens elsewhere.
 void show_progress(const writing_progress& now) {
@@ -118,36 +116,56 @@ outcome<std::vector<writing_result>> run_demo(const loaded& engine, const argume
     return runs;
 }
 
-outcome<std::vector<writing_result>> run_prompt(const loaded& engine, const arguments& wanted) {
-    const auto prompt = prompt_tokens(engine.file, engine.words, wanted.prompt, wanted.style);
-    if (!prompt) {
-        return prompt.failure();
+outcome<std::vector<writing_result>> run_prompts(const loaded& engine, const arguments& wanted,
+                                                 trace_recorder* recorder) {
+    std::vector<writing_result> runs;
+    for (const std::string& text : wanted.prompts) {
+        const auto prompt = prompt_tokens(engine.file, engine.words, text, wanted.style);
+        if (!prompt) {
+            return prompt.failure();
+        }
+        auto result =
+            write_text(engine.model, engine.words, *prompt, wanted.writing, show_text, recorder);
+        if (!result) {
+            return result.failure();
+        }
+        std::printf("\n");
+        runs.push_back(std::move(*result));
     }
-    auto result = write_text(engine.model, engine.words, *prompt, wanted.writing, show_text);
-    if (!result) {
-        return result.failure();
-    }
-    std::printf("\n");
-    std::vector<writing_result> runs = {std::move(*result)};
     std::fprintf(stderr, "\n%s", report_table(runs).c_str());
     return runs;
 }
 
-int run(const arguments& wanted) {
+outcome<nothing> run(const arguments& wanted) {
+    std::unique_ptr<trace_recorder> recorder;
+    if (!wanted.record.empty()) {
+        auto opened = trace_recorder::open(wanted.record);
+        if (!opened) {
+            return opened.failure();
+        }
+        recorder = std::move(*opened);
+    }
     auto engine = load(wanted.model);
     if (!engine) {
-        return fail(engine.message());
+        return engine.failure();
     }
-    const auto runs = wanted.demo ? run_demo(*engine, wanted) : run_prompt(*engine, wanted);
-    if (!runs) {
-        return fail(runs.message());
-    }
-    if (!wanted.report.empty()) {
-        if (auto written = write_report(wanted.report, *runs); !written) {
-            return fail(written.message());
+    if (recorder != nullptr) {
+        auto described = recorder->describe_model(engine->model.config, wanted.record_layers);
+        if (!described) {
+            return described;
         }
     }
-    return 0;
+    const auto runs =
+        wanted.demo ? run_demo(*engine, wanted) : run_prompts(*engine, wanted, recorder.get());
+    if (!runs) {
+        return runs.failure();
+    }
+    if (recorder != nullptr) {
+        if (auto saved = recorder->save(); !saved) {
+            return saved;
+        }
+    }
+    return wanted.report.empty() ? nothing{} : write_report(wanted.report, *runs);
 }
 
 }  // namespace
@@ -165,5 +183,9 @@ int main(int count, char** words) {
         std::fputs(generate::usage(), stdout);
         return 0;
     }
-    return generate::run(*wanted);
+    const auto done = generate::run(*wanted);
+    if (!done) {
+        std::fprintf(stderr, "generate: %s\n", done.message().c_str());
+    }
+    return done ? 0 : 1;
 }

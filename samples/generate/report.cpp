@@ -53,6 +53,8 @@ std::string report_json(std::span<const writing_result> runs) {
             "    \"format\": {},\n"
             "    \"prompt_tokens\": {},\n"
             "    \"generated_tokens\": {},\n"
+            "    \"drafted_tokens\": {},\n"
+            "    \"accepted_drafts\": {},\n"
             "    \"retained_per_layer\": [{}],\n"
             "    \"peak_blocks\": {},\n"
             "    \"final_blocks\": {},\n"
@@ -63,8 +65,9 @@ std::string report_json(std::span<const writing_result> runs) {
             "    \"text\": {}\n"
             "  }}",
             json_string(run.policy), json_string(run.format), run.prompt_tokens,
-            run.generated_tokens, retained, run.peak_blocks, run.final_blocks, run.final_bytes,
-            run.blocks_returned, run.bytes_returned, run.tokens_per_second, json_string(run.text));
+            run.generated_tokens, run.drafted_tokens, run.accepted_drafts, retained,
+            run.peak_blocks, run.final_blocks, run.final_bytes, run.blocks_returned,
+            run.bytes_returned, run.tokens_per_second, json_string(run.text));
     }
     return json + "\n]\n";
 }
@@ -105,6 +108,10 @@ std::string report_table(std::span<const writing_result> runs) {
         {"cache format", [](const auto& run) { return run.format; }},
         {"prompt tokens", [](const auto& run) { return fmt::format("{}", run.prompt_tokens); }},
         {"written tokens", [](const auto& run) { return fmt::format("{}", run.generated_tokens); }},
+        {"drafts accepted",
+         [](const auto& run) {
+             return fmt::format("{} of {}", run.accepted_drafts, run.drafted_tokens);
+         }},
         {"retained tokens per layer",
          [](const auto& run) { return retained_summary(run.retained); }},
         {"blocks held at the peak",

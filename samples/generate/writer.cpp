@@ -3,7 +3,9 @@
 #include <algorithm>
 #include <chrono>
 
+#include "drafts.hpp"
 #include "kv_cache.hpp"
+#include "runner.hpp"
 #include "sampler.hpp"
 #include "text.hpp"
 
@@ -11,15 +13,14 @@ namespace generate {
 
 namespace {
 
-constexpr std::size_t prefill_chunk = 128;
 constexpr std::uint32_t recent_share = 8;  // an eighth of the budget is for the newest tokens
 constexpr std::uint32_t sink_tokens = 4;
 
-// The policy of a name; `scorer` NONE stands for a full cache. The prompt always stays, within the
-// budget.
+// The policy of a name; `scorer` NONE stands for a full cache. The prompt stays, unless the options
+// say otherwise.
 kv_policy policy_of(const writing_options& options, std::size_t prompt_size) {
     kv_policy policy = KV_INIT(kv_policy);
-    policy.flags = KV_POLICY_PROTECT_PROMPT;
+    policy.flags = options.evict_prompt ? 0u : std::uint32_t{KV_POLICY_PROTECT_PROMPT};
     policy.budget = options.budget;
     policy.every = options.every;
     policy.prompt_tokens = static_cast<std::uint32_t>(prompt_size);
@@ -64,63 +65,6 @@ double seconds_since(std::chrono::steady_clock::time_point start) {
     return std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
 }
 
-// One text being written: a cache with one sequence, and what the model expects next.
-class text_writer {
-  public:
-    text_writer(const llama_model& model, kv_cache cache, kv_seq sequence)
-        : cache_(std::move(cache)),
-          sequence_(sequence),
-          pass_(model, prefill_chunk),
-          logits_(model.config.vocabulary) {}
-
-    // Lets the model read tokens, a chunk a step. Afterwards the logits are those of the last one.
-    outcome<nothing> read(std::span<const token_id> tokens) {
-        history_.insert(history_.end(), tokens.begin(), tokens.end());
-        while (!tokens.empty()) {
-            const std::size_t count = std::min(prefill_chunk, tokens.size());
-            if (auto done = run_step(tokens.first(count), count == tokens.size()); !done) {
-                return done;
-            }
-            tokens = tokens.subspan(count);
-        }
-        return nothing{};
-    }
-
-    std::span<const float> logits() const { return logits_; }
-    std::span<const token_id> history() const { return history_; }
-    kv_cache& cache() { return cache_; }
-
-  private:
-    outcome<nothing> run_step(std::span<const token_id> tokens, bool wants_logits) {
-        const kv_cache::item item = {sequence_, tokens};
-        const auto positions = cache_.begin({&item, 1});
-        if (!positions) {
-            return positions.failure();
-        }
-        const auto last_row = static_cast<std::uint32_t>(tokens.size() - 1);
-        batch rows;
-        rows.tokens = tokens;
-        rows.positions = *positions;
-        rows.logits_rows = std::span(&last_row, wants_logits ? 1 : 0);
-        auto done =
-            pass_.run(rows, cache_, std::span(logits_).first(wants_logits ? logits_.size() : 0));
-        if (!done) {
-            return done;
-        }
-        const auto ended = cache_.end();
-        if (!ended) {
-            return ended.failure();
-        }
-        return nothing{};
-    }
-
-    kv_cache cache_;
-    kv_seq sequence_;
-    forward_pass pass_;
-    std::vector<float> logits_;
-    std::vector<token_id> history_;
-};
-
 // What the cache held and gave back, for the report.
 outcome<nothing> read_cache(kv_cache& cache, kv_seq sequence, std::uint32_t layers,
                             writing_result& result) {
@@ -158,11 +102,150 @@ outcome<nothing> check_lengths(const llama_model& model, const tokenizer& words,
     return nothing{};
 }
 
+// One text in the making.
+class text_writer {
+  public:
+    text_writer(const llama_model& model, const tokenizer& words, kv_cache cache, kv_seq sequence,
+                const writing_options& options, trace_recorder* recorder)
+        : words_(words),
+          options_(options),
+          runner_(model, std::move(cache), sequence, recorder, options.chunk, 1 + options.drafts),
+          chooser_(sampling_of(options)),
+          markers_(marker_tokens(words)) {
+        result_.policy = options.policy;
+        result_.format = options.format;
+    }
+
+    // The whole text. Tokens are picked one after the other, each from the logits behind the one
+    // before, whether or not those came as a draft's.
+    outcome<nothing> write(std::span<const token_id> prompt,
+                           const std::function<void(const writing_progress&)>& observe) {
+        if (auto done = read(prompt); !done) {
+            return done;
+        }
+        auto token = pick(0);
+        while (token && result_.generated_tokens < options_.tokens) {
+            if (!is_marker(*token)) {
+                token = write_from(*token, observe);
+                continue;
+            }
+            if (turns_ == options_.follow_ups.size()) {
+                break;
+            }
+            const turn& next = options_.follow_ups[turns_++];
+            result_.text.append("\n\n> " + next.text + "\n\n");
+            if (auto done = read(next.tokens); !done) {
+                return done;
+            }
+            token = pick(0);
+        }
+        if (!token) {
+            return token.failure();
+        }
+        result_.tokens_per_second = seconds_ > 0 ? result_.generated_tokens / seconds_ : 0;
+        return nothing{};
+    }
+
+    kv_cache& cache() { return runner_.cache(); }
+    writing_result& result() { return result_; }
+
+  private:
+    static sampler_options sampling_of(const writing_options& options) {
+        sampler_options sampling;
+        sampling.temperature = options.temperature;
+        sampling.top_p = options.top_p;
+        sampling.repeat_penalty = options.repeat_penalty;
+        sampling.seed = options.seed;
+        return sampling;
+    }
+
+    outcome<nothing> read(std::span<const token_id> tokens) {
+        history_.insert(history_.end(), tokens.begin(), tokens.end());
+        result_.prompt_tokens += static_cast<std::uint32_t>(tokens.size());
+        return runner_.read(tokens);
+    }
+
+    // The token to come behind the one whose logits lie in `row`, the last of the history.
+    outcome<token_id> pick(std::size_t row) {
+        if (!options_.stop_at_end && turns_ == options_.follow_ups.size()) {
+            chooser_.ban(markers_);
+        }
+        return chooser_.pick(runner_.logits(row), history_);
+    }
+
+    bool is_marker(token_id token) const {
+        return std::find(markers_.begin(), markers_.end(), token) != markers_.end();
+    }
+
+    // One step: writes a token, and of the drafts behind it those that are picked. Returns the pick
+    // that follows.
+    outcome<token_id> write_from(token_id token,
+                                 const std::function<void(const writing_progress&)>& observe) {
+        const auto start = std::chrono::steady_clock::now();
+        history_.push_back(token);
+        const std::size_t room = options_.tokens - result_.generated_tokens - 1;
+        std::vector<token_id> tried =
+            look_up_drafts(history_, std::min<std::size_t>(options_.drafts, room));
+        tried.insert(tried.begin(), token);
+        if (auto done = runner_.try_tokens(tried); !done) {
+            return done.failure();
+        }
+        std::size_t accepted = 1;
+        auto next = pick(0);
+        while (next && accepted < tried.size() && *next == tried[accepted] && !is_marker(*next)) {
+            history_.push_back(*next);
+            next = pick(accepted++);
+        }
+        if (!next) {
+            return next;
+        }
+        if (auto done = runner_.accept(accepted); !done) {
+            return done.failure();
+        }
+        result_.drafted_tokens += static_cast<std::uint32_t>(tried.size() - 1);
+        result_.accepted_drafts += static_cast<std::uint32_t>(accepted - 1);
+        seconds_ += seconds_since(start);
+        for (const token_id written : std::span(tried).first(accepted)) {
+            if (auto done = note_written(written, observe); !done) {
+                return done.failure();
+            }
+        }
+        return next;
+    }
+
+    outcome<nothing> note_written(token_id token,
+                                  const std::function<void(const writing_progress&)>& observe) {
+        ++result_.generated_tokens;
+        result_.text.append(words_.bytes_of(token));
+        if (!observe) {
+            return nothing{};
+        }
+        const auto now = cache().statistics();
+        if (!now) {
+            return now.failure();
+        }
+        observe({result_.generated_tokens, options_.tokens, result_.generated_tokens / seconds_,
+                 now->live_bytes, words_.bytes_of(token)});
+        return nothing{};
+    }
+
+    const tokenizer& words_;
+    const writing_options& options_;
+    sequence_runner runner_;
+    sampler chooser_;
+    std::vector<token_id> markers_;
+    std::vector<token_id> history_;  // all that was read and written
+    std::size_t turns_ = 0;          // follow-ups that were read
+    double seconds_ = 0;             // of writing alone
+    writing_result result_;
+};
+
 }  // namespace
 
 outcome<writing_result> write_text(const llama_model& model, const tokenizer& words,
                                    std::span<const token_id> prompt, const writing_options& options,
-                                   const std::function<void(const writing_progress&)>& observe) {
+                                   const std::function<void(const writing_progress&)>& observe,
+                                   trace_recorder* recorder) {
     std::size_t given = prompt.size();
     for (const turn& follow_up : options.follow_ups) {
         given += follow_up.tokens.size();
@@ -173,7 +256,7 @@ outcome<writing_result> write_text(const llama_model& model, const tokenizer& wo
     cache_options room;
     room.format = format_of(options.format);
     room.most_tokens = static_cast<std::uint32_t>(given + options.tokens);
-    room.most_step_rows = prefill_chunk;
+    room.most_step_rows = std::max(options.chunk, 1 + options.drafts);
     room.threads = options.threads;
     auto cache = kv_cache::create(model.config, room);
     if (!cache) {
@@ -186,69 +269,26 @@ outcome<writing_result> write_text(const llama_model& model, const tokenizer& wo
         return sequence.failure();
     }
     set_matrix_threads(static_cast<int>(options.threads));
-    text_writer writer(model, std::move(*cache), *sequence);
-    if (auto done = writer.read(prompt); !done) {
+    text_writer writer(model, words, std::move(*cache), *sequence, options, recorder);
+    if (recorder != nullptr) {
+        recorder->begin_request(writer.cache(), policy, room.format);
+    }
+    if (auto done = writer.write(prompt, observe); !done) {
         return done.failure();
     }
-
-    sampler_options sampling;
-    sampling.temperature = options.temperature;
-    sampling.top_p = options.top_p;
-    sampling.repeat_penalty = options.repeat_penalty;
-    sampling.seed = options.seed;
-    sampler chooser(sampling);
-    const std::vector<token_id> markers = marker_tokens(words);
-
-    writing_result result;
-    result.policy = options.policy;
-    result.format = options.format;
-    std::size_t turns = 0;
-    double seconds = 0;  // of writing alone
-    while (result.generated_tokens < options.tokens) {
-        if (!options.stop_at_end && turns == options.follow_ups.size()) {
-            chooser.ban(markers);
-        }
-        auto start = std::chrono::steady_clock::now();
-        const auto token = chooser.pick(writer.logits(), writer.history());
-        if (!token) {
-            return token.failure();
-        }
-        if (std::find(markers.begin(), markers.end(), *token) != markers.end()) {
-            if (turns == options.follow_ups.size()) {
-                break;
-            }
-            const turn& next = options.follow_ups[turns++];
-            result.text.append("\n\n> " + next.text + "\n\n");
-            if (auto done = writer.read(next.tokens); !done) {
-                return done.failure();
-            }
-            continue;
-        }
-        if (auto done = writer.read({&*token, 1}); !done) {
-            return done.failure();
-        }
-        ++result.generated_tokens;
-        result.text.append(words.bytes_of(*token));
-        seconds += seconds_since(start);
-        if (observe) {
-            const auto now = writer.cache().statistics();
-            if (!now) {
-                return now.failure();
-            }
-            observe({result.generated_tokens, options.tokens, result.generated_tokens / seconds,
-                     now->live_bytes, words.bytes_of(*token)});
-        }
-    }
-    result.prompt_tokens =
-        static_cast<std::uint32_t>(writer.history().size() - result.generated_tokens);
-    result.tokens_per_second = seconds > 0 ? result.generated_tokens / seconds : 0;
-    if (auto done = read_cache(writer.cache(), *sequence, model.config.layers, result); !done) {
+    auto done = read_cache(writer.cache(), *sequence, model.config.layers, writer.result());
+    if (!done) {
         return done.failure();
+    }
+    if (recorder != nullptr) {
+        if (auto ended = recorder->end_request(*sequence); !ended) {
+            return ended.failure();
+        }
     }
     if (auto released = writer.cache().release_sequence(*sequence); !released) {
         return released.failure();
     }
-    return result;
+    return std::move(writer.result());
 }
 
 }  // namespace generate

@@ -1,4 +1,6 @@
 // Writing a text: prefill in chunks, then token by token, each forward pass one step of the cache.
+// With drafts, a pass takes several tokens: the newest, and behind it guesses of the next ones, of
+// which those stay that the sampler would have picked.
 #pragma once
 
 #include <cstdint>
@@ -10,6 +12,7 @@
 
 #include "llama.hpp"
 #include "outcome.hpp"
+#include "recorder.hpp"
 #include "tokenizer.hpp"
 
 namespace generate {
@@ -31,6 +34,9 @@ struct writing_options {
     double top_p = 0.95;
     double repeat_penalty = 1.0;
     std::uint32_t threads = 0;  // 0: one per processor
+    std::uint32_t chunk = 128;  // tokens of the prompt in a step
+    std::uint32_t drafts = 0;   // at most so many in a step
+    bool evict_prompt = false;  // a policy may drop tokens of the prompt too
     // What is asked where the model ends its answer before `tokens` are written.
     std::vector<turn> follow_ups;
     bool stop_at_end = true;  // or write on behind the last turn: its end is never drawn
@@ -55,6 +61,8 @@ struct writing_result {
     std::string format;
     std::uint32_t prompt_tokens = 0;  // all that the model was given, follow-ups included
     std::uint32_t generated_tokens = 0;
+    std::uint32_t drafted_tokens = 0;   // guesses that were verified
+    std::uint32_t accepted_drafts = 0;  // of those, right
     std::uint64_t peak_blocks = 0;
     std::uint64_t final_blocks = 0;
     std::uint64_t blocks_returned = 0;  // to the allocator, while the text was being written
@@ -65,8 +73,10 @@ struct writing_result {
     std::string text;
 };
 
+// `observe` may be empty. The recorder may be NULL; it gets the text as a request.
 outcome<writing_result> write_text(const llama_model& model, const tokenizer& words,
                                    std::span<const token_id> prompt, const writing_options& options,
-                                   const std::function<void(const writing_progress&)>& observe);
+                                   const std::function<void(const writing_progress&)>& observe,
+                                   trace_recorder* recorder = nullptr);
 
 }  // namespace generate
