@@ -1,0 +1,285 @@
+// Steps: one forward pass over a batch each, a transaction.
+
+package kvrt
+
+// #include "shims.h"
+import "C"
+
+import "unsafe"
+
+// Step is an open step of a pool: a value, like Sequence. It ends with End, Cancel or Close, or with
+// its pool; its use after that is an error. The zero Step is closed.
+type Step struct {
+	pool   *Pool
+	number uint64
+}
+
+// openStep is a step that the pool knows; number 0 is a free place.
+type openStep struct {
+	handle *C.kv_step
+	number uint64
+}
+
+// AppendInfo is where appended tokens went.
+type AppendInfo struct {
+	FirstPosition uint64
+	Item          uint32 // the sequence's row in the exported tables
+	FirstRow      uint32 // of its tokens in queries, keys, values and out
+}
+
+// ReserveReport is what Reserve found, over all block classes.
+type ReserveReport struct {
+	NeedBlocks          uint64
+	NeedBytes           uint64
+	FreeBytesNow        uint64
+	FreeBytesAfterFence uint64 // with what is parked behind open steps and fences
+	ItemsThatFit        uint32 // the first so many would have fitted
+}
+
+// StepReport is what the end of a step did.
+type StepReport struct {
+	Fence                uint64 // the step's number, for Pool.PassFence
+	AcceptedTokens       uint64
+	WindowBlocksReturned uint64
+	Compactions          uint64
+	CompactionsSkipped   uint64
+	BlocksReturned       uint64
+	BytesReturned        uint64
+}
+
+// BeginStep opens a step. Two may be open at once, over different sequences.
+func (p *Pool) BeginStep() (Step, error) {
+	if err := p.enter(); err != nil {
+		return Step{}, err
+	}
+	defer p.leave()
+	begun := C.kvgo_step_begin(p.handle)
+	if begun.step == nil {
+		return Step{}, p.failure(begun.result)
+	}
+	p.begun++
+	step := Step{p, p.begun}
+	place := p.place(0)
+	if place == nil {
+		p.open = append(p.open, openStep{})
+		place = &p.open[len(p.open)-1]
+	}
+	*place = openStep{begun.step, step.number}
+	return step, p.failure(begun.result)
+}
+
+// place finds a step by its number, nil if it is not open.
+func (p *Pool) place(number uint64) *openStep {
+	for i := range p.open {
+		if p.open[i].number == number {
+			return &p.open[i]
+		}
+	}
+	return nil
+}
+
+// enter begins a call on the step's pool; its leave must follow if the error is nil.
+func (s Step) enter() (*openStep, error) {
+	if s.pool == nil {
+		return nil, errStepClosed
+	}
+	if err := s.pool.enter(); err != nil {
+		return nil, err
+	}
+	if place := s.pool.place(s.number); place != nil {
+		return place, nil
+	}
+	s.pool.leave()
+	return nil, errStepClosed
+}
+
+// Append adds `count` tokens of a sequence: a prefill chunk, a decode token, or a token with drafts
+// behind it. tokens are their [count] ids, or nil.
+func (s Step) Append(sequence Sequence, count uint32, tokens []uint32) (AppendInfo, error) {
+	if len(tokens) != 0 && uint64(len(tokens)) != uint64(count) {
+		return AppendInfo{}, invalid("tokens has %d elements, count is %d", len(tokens), count)
+	}
+	step, err := s.enter()
+	if err != nil {
+		return AppendInfo{}, err
+	}
+	defer s.pool.leave()
+	appended := C.kvgo_seq_append(step.handle, C.kv_seq(sequence), uint32Pointer(tokens),
+		C.uint32_t(count))
+	if err := s.pool.failure(appended.result); err != nil {
+		return AppendInfo{}, err
+	}
+	return appendInfo(&appended.info), nil
+}
+
+func appendInfo(info *C.kv_append_info) AppendInfo {
+	return AppendInfo{
+		FirstPosition: uint64(info.first_position),
+		Item:          uint32(info.item),
+		FirstRow:      uint32(info.first_row),
+	}
+}
+
+// AppendBatch is Append for a whole batch in one call: counts[i] tokens of sequences[i]. tokens are
+// those of all sequences, one behind the other, or nil; infos is [len(sequences)] to be filled, or
+// nil. All are appended, or none.
+func (s Step) AppendBatch(sequences []Sequence, counts, tokens []uint32, infos []AppendInfo) error {
+	items, err := checkBatch(sequences, counts)
+	if err != nil {
+		return err
+	}
+	if len(infos) != 0 && len(infos) != len(sequences) {
+		return invalid("infos has %d elements, sequences has %d", len(infos), len(sequences))
+	}
+	if len(tokens) != 0 {
+		var sum uint64 // of at most 2^32 numbers below 2^32
+		for _, count := range counts {
+			sum += uint64(count)
+		}
+		if sum != uint64(len(tokens)) {
+			return invalid("tokens has %d elements, counts add up to %d", len(tokens), sum)
+		}
+	}
+	step, err := s.enter()
+	if err != nil {
+		return err
+	}
+	defer s.pool.leave()
+	results := s.pool.appendInfos(len(infos))
+	err = s.pool.failure(C.kvgo_step_append_batch(step.handle, items, sequencePointer(sequences),
+		uint32Pointer(counts), uint32Pointer(tokens), results))
+	if err != nil || len(infos) == 0 {
+		return err
+	}
+	for i := range infos {
+		infos[i] = appendInfo(&unsafe.Slice(results, len(infos))[i])
+	}
+	return nil
+}
+
+// appendInfos is C memory for so many results, nil for none; it grows with the largest batch.
+func (p *Pool) appendInfos(count int) *C.kv_append_info {
+	if count == 0 {
+		return nil
+	}
+	if count > p.infoCap {
+		C.free(unsafe.Pointer(p.infos))
+		p.infos = (*C.kv_append_info)(C.malloc(C.size_t(count) * C.sizeof_kv_append_info))
+		p.infoCap = count
+	}
+	return p.infos
+}
+
+func checkBatch(sequences []Sequence, counts []uint32) (C.uint32_t, error) {
+	if len(counts) != len(sequences) {
+		return 0, invalid("counts has %d elements, sequences has %d", len(counts), len(sequences))
+	}
+	return count32("sequences", len(sequences))
+}
+
+// Reserve takes slots for everything appended: all blocks, or none and an error. On ErrAgain the
+// step stays open: release or compress others, or Remove items, and call it again; the report says
+// how much is missing. statuses is filled with a Status per item, as far as it reaches; it may be
+// nil.
+func (s Step) Reserve(statuses []Status) (ReserveReport, error) {
+	capacity, err := count32("statuses", len(statuses))
+	if err != nil {
+		return ReserveReport{}, err
+	}
+	step, err := s.enter()
+	if err != nil {
+		return ReserveReport{}, err
+	}
+	defer s.pool.leave()
+	var list *C.kv_status
+	if len(statuses) != 0 {
+		list = (*C.kv_status)(&statuses[0])
+	}
+	reserved := C.kvgo_step_reserve(step.handle, list, capacity)
+	return ReserveReport{
+		NeedBlocks:          uint64(reserved.report.need_blocks),
+		NeedBytes:           uint64(reserved.report.need_bytes),
+		FreeBytesNow:        uint64(reserved.report.free_bytes_now),
+		FreeBytesAfterFence: uint64(reserved.report.free_bytes_after_fence),
+		ItemsThatFit:        uint32(reserved.report.items_that_fit),
+	}, s.pool.failure(reserved.result)
+}
+
+// Remove takes a sequence out of a step that has not been reserved. Items and rows behind it move
+// up.
+func (s Step) Remove(sequence Sequence) error {
+	step, err := s.enter()
+	if err != nil {
+		return err
+	}
+	defer s.pool.leave()
+	return s.pool.failure(C.kvgo_step_remove(step.handle, C.kv_seq(sequence)))
+}
+
+// Accept keeps the first `count` of the tokens that a sequence appended; the others are rolled back
+// at the end of the step. Without it all are kept.
+func (s Step) Accept(sequence Sequence, count uint32) error {
+	step, err := s.enter()
+	if err != nil {
+		return err
+	}
+	defer s.pool.leave()
+	return s.pool.failure(C.kvgo_step_accept(step.handle, C.kv_seq(sequence), C.uint32_t(count)))
+}
+
+// AcceptBatch is Accept for several sequences in one call. All are noted, or none.
+func (s Step) AcceptBatch(sequences []Sequence, counts []uint32) error {
+	items, err := checkBatch(sequences, counts)
+	if err != nil {
+		return err
+	}
+	step, err := s.enter()
+	if err != nil {
+		return err
+	}
+	defer s.pool.leave()
+	return s.pool.failure(C.kvgo_step_accept_batch(step.handle, items, sequencePointer(sequences),
+		uint32Pointer(counts)))
+}
+
+// End makes accepted tokens part of their sequences, rolls the rest back, returns blocks behind
+// windows and runs the policies that are due. The step is closed afterwards, whatever is returned;
+// if it was not reserved, or a layer that stores was not written, it is cancelled.
+func (s Step) End() (StepReport, error) {
+	step, err := s.enter()
+	if err != nil {
+		return StepReport{}, err
+	}
+	defer s.pool.leave()
+	ended := C.kvgo_step_end(step.handle)
+	*step = openStep{}
+	return StepReport{
+		Fence:                uint64(ended.report.fence),
+		AcceptedTokens:       uint64(ended.report.accepted_tokens),
+		WindowBlocksReturned: uint64(ended.report.window_blocks_returned),
+		Compactions:          uint64(ended.report.compactions),
+		CompactionsSkipped:   uint64(ended.report.compactions_skipped),
+		BlocksReturned:       uint64(ended.report.blocks_returned),
+		BytesReturned:        uint64(ended.report.bytes_returned),
+	}, s.pool.failure(ended.result)
+}
+
+// Cancel undoes the step: every sequence is as before BeginStep.
+func (s Step) Cancel() error {
+	step, err := s.enter()
+	if err != nil {
+		return err
+	}
+	defer s.pool.leave()
+	cancelled := C.kvgo_step_cancel(step.handle)
+	*step = openStep{}
+	return s.pool.failure(cancelled)
+}
+
+// Close cancels the step if it is still open; it is meant for a defer behind BeginStep.
+func (s Step) Close() error {
+	if err := s.Cancel(); err != errStepClosed && err != errPoolClosed {
+		return err
+	}
+	return nil
+}

@@ -1,0 +1,207 @@
+// Export of tables, for engines with their own kernels.
+
+package kvrt
+
+// #include "shims.h"
+import "C"
+
+import (
+	"sync/atomic"
+	"unsafe"
+)
+
+// TableBuffers are the caller's, to be filled by Step.Export. A slice without elements is not
+// wanted; the others say by their length how much they hold.
+type TableBuffers struct {
+	BlockTable       []int32 // [items, BlockTableStride]; unused entries become -1
+	BlockTableStride uint64
+	Indptr           []int32 // CSR: [items + 1]
+	Indices          []int32 // CSR: [Indptr[items]] block ids
+	LastPageLen      []int32 // [items], 1 to BlockTokens
+	SlotMapping      []int64 // [tokens]: id * BlockTokens + slot, where each new token goes
+	QueryStart       []int32 // [items + 1]
+	KVLen            []int32 // [items]: retained slots, this step's tokens included
+	Positions        []int32 // [tokens] of the new tokens
+	SlotPositions    []int32 // [KV heads, SlotIndptr[items]] of every slot of every item
+	SlotIndptr       []int32 // [items + 1]: sums of KVLen
+}
+
+// Tables are the sizes of what was exported, and where elements lie in a block: of the keys
+//
+//	KeyOffset + element size * (slot / SlotGroup * KeyStrideGroup + slot % SlotGroup *
+//	    KeyStrideSlot + head * KeyStrideHead + dim * KeyStrideDim)
+//
+// bytes from the block's beginning, of the values likewise. When a buffer is too small (ErrLimit)
+// the sizes are those that are needed.
+type Tables struct {
+	IndicesCount       uint64
+	SlotPositionsCount uint64
+	ItemCount          uint32
+	TokenCount         uint32
+	MaxBlocks          uint32 // the longest row of BlockTable
+	Layout             Layout
+	KeyFormat          Format
+	ValueFormat        Format
+	BlockTokens        uint32
+	SlotGroup          uint32
+	BlockStride        int64 // bytes per id
+	BlockBytes         int64
+	KeyOffset          int64 // bytes
+	ValueOffset        int64
+	KeyStrideGroup     int64 // strides in elements
+	KeyStrideSlot      int64
+	KeyStrideHead      int64
+	KeyStrideDim       int64
+	ValueStrideGroup   int64
+	ValueStrideSlot    int64
+	ValueStrideHead    int64
+	ValueStrideDim     int64
+	Fence              uint64 // the step's number, for Pool.PassFence, also if it is cancelled
+}
+
+// BlockMemory is the memory that exported ids address, lent for the length of a callback: the pool
+// stays until it returns, and the blocks belong to the step until its fence.
+type BlockMemory struct {
+	base        unsafe.Pointer
+	keyScales   unsafe.Pointer
+	valueScales unsafe.Pointer
+	stride      uint64
+	bytes       uint64
+	arenaBytes  uint64
+	over        atomic.Bool
+}
+
+// Block is the memory of a block. It must not be kept longer than the BlockMemory.
+func (m *BlockMemory) Block(id int32) ([]byte, error) {
+	if m == nil || m.over.Load() {
+		return nil, invalid("the block memory was lent to a callback that has returned")
+	}
+	offset := uint64(uint32(id)) * m.stride
+	if id < 0 || offset+m.bytes > m.arenaBytes {
+		return nil, invalid("id %d is no block of this layer", id)
+	}
+	return unsafe.Slice((*byte)(unsafe.Add(m.base, offset)), m.bytes), nil
+}
+
+// Base is the address of id 0, for kernels in C; nil once the callback has returned.
+func (m *BlockMemory) Base() unsafe.Pointer { return m.lent(m.base) }
+
+// Scales are the arrays of float that a format with scales has; nil: it has none.
+func (m *BlockMemory) Scales() (keys, values unsafe.Pointer) {
+	return m.lent(m.keyScales), m.lent(m.valueScales)
+}
+
+func (m *BlockMemory) lent(address unsafe.Pointer) unsafe.Pointer {
+	if m.over.Load() {
+		return nil
+	}
+	return address
+}
+
+// Export fills the buffers for one layer of a reserved step; the layer counts as written then. `use`
+// is called with the memory that the ids address, and may be nil; its error is returned.
+func (s Step) Export(layer uint32, buffers *TableBuffers, use func(*BlockMemory) error) (Tables,
+	error) {
+	native := buffers.native()
+	step, err := s.enter()
+	if err != nil {
+		return Tables{}, err
+	}
+	exported := C.kvgo_step_export(step.handle, C.uint32_t(layer), native)
+	err = s.pool.failure(exported.result)
+	lends := err == nil && use != nil && s.pool.stay() == nil
+	s.pool.leave()
+	tables := tablesOf(&exported.tables)
+	if !lends {
+		return tables, err
+	}
+	memory := &BlockMemory{
+		base:        exported.tables.base,
+		keyScales:   unsafe.Pointer(exported.tables.key_scales),
+		valueScales: unsafe.Pointer(exported.tables.value_scales),
+		stride:      uint64(tables.BlockStride),
+		bytes:       uint64(tables.BlockBytes),
+		arenaBytes:  s.pool.arenaBytes,
+	}
+	defer s.pool.quit()
+	defer memory.over.Store(true)
+	return tables, use(memory)
+}
+
+func int32Pointer(values []int32) *C.int32_t {
+	if len(values) == 0 {
+		return nil
+	}
+	return (*C.int32_t)(&values[0])
+}
+
+// least keeps the smallest capacity of the slices that are wanted, `more` of each apart.
+func least(capacity *uint64, length, more int) {
+	if length != 0 && uint64(length-more) < *capacity {
+		*capacity = uint64(length - more)
+	}
+}
+
+func (b *TableBuffers) native() C.kvgo_buffers {
+	if b == nil {
+		return C.kvgo_buffers{}
+	}
+	items, tokens := ^uint64(0), ^uint64(0)
+	least(&items, len(b.Indptr), 1)
+	least(&items, len(b.LastPageLen), 0)
+	least(&items, len(b.QueryStart), 1)
+	least(&items, len(b.KVLen), 0)
+	least(&items, len(b.SlotIndptr), 1)
+	least(&tokens, len(b.SlotMapping), 0)
+	least(&tokens, len(b.Positions), 0)
+	var slotMapping *C.int64_t
+	if len(b.SlotMapping) != 0 {
+		slotMapping = (*C.int64_t)(&b.SlotMapping[0])
+	}
+	return C.kvgo_buffers{
+		block_table:             int32Pointer(b.BlockTable),
+		block_table_stride:      C.uint64_t(b.BlockTableStride),
+		block_table_capacity:    C.uint64_t(len(b.BlockTable)),
+		indptr:                  int32Pointer(b.Indptr),
+		indices:                 int32Pointer(b.Indices),
+		last_page_len:           int32Pointer(b.LastPageLen),
+		slot_mapping:            slotMapping,
+		query_start:             int32Pointer(b.QueryStart),
+		kv_len:                  int32Pointer(b.KVLen),
+		positions:               int32Pointer(b.Positions),
+		slot_positions:          int32Pointer(b.SlotPositions),
+		slot_indptr:             int32Pointer(b.SlotIndptr),
+		indices_capacity:        C.uint64_t(len(b.Indices)),
+		item_capacity:           C.uint64_t(items),
+		token_capacity:          C.uint64_t(tokens),
+		slot_positions_capacity: C.uint64_t(len(b.SlotPositions)),
+	}
+}
+
+func tablesOf(from *C.kv_tables) Tables {
+	return Tables{
+		IndicesCount:       uint64(from.indices_count),
+		SlotPositionsCount: uint64(from.slot_positions_count),
+		ItemCount:          uint32(from.item_count),
+		TokenCount:         uint32(from.token_count),
+		MaxBlocks:          uint32(from.max_blocks),
+		Layout:             Layout(from.layout),
+		KeyFormat:          Format(from.key_format),
+		ValueFormat:        Format(from.value_format),
+		BlockTokens:        uint32(from.block_tokens),
+		SlotGroup:          uint32(from.slot_group),
+		BlockStride:        int64(from.block_stride),
+		BlockBytes:         int64(from.block_bytes),
+		KeyOffset:          int64(from.key_offset),
+		ValueOffset:        int64(from.value_offset),
+		KeyStrideGroup:     int64(from.key_stride_group),
+		KeyStrideSlot:      int64(from.key_stride_slot),
+		KeyStrideHead:      int64(from.key_stride_head),
+		KeyStrideDim:       int64(from.key_stride_dim),
+		ValueStrideGroup:   int64(from.value_stride_group),
+		ValueStrideSlot:    int64(from.value_stride_slot),
+		ValueStrideHead:    int64(from.value_stride_head),
+		ValueStrideDim:     int64(from.value_stride_dim),
+		Fence:              uint64(from.fence),
+	}
+}

@@ -1,0 +1,148 @@
+// Tensors: views of the engine's own memory.
+
+package kvrt
+
+// #include "shims.h"
+import "C"
+
+import (
+	"math/bits"
+	"unsafe"
+)
+
+// DataType is how the elements of a Tensor are stored.
+type DataType uint32
+
+// The types of kvrt.h.
+const (
+	TypeF32  DataType = C.KV_DTYPE_F32
+	TypeF16  DataType = C.KV_DTYPE_F16
+	TypeBF16 DataType = C.KV_DTYPE_BF16
+)
+
+// Tensor is a view of a slice as [rows, heads, dim]: dense, unless Strided says otherwise. It is
+// used where it lies: nothing is copied. A view that reaches beyond its slice is refused by the call
+// that it is handed to.
+type Tensor struct {
+	data              *byte // nil: the slice is empty
+	length            int   // of the slice, in elements
+	dataType          DataType
+	rows, heads, dim  int
+	offset            int
+	row, head, stride int64 // strides in elements
+}
+
+// Float32 is a dense view of 32-bit floats.
+func Float32(data []float32, rows, heads, dim int) Tensor {
+	if len(data) == 0 {
+		return dense(nil, 0, TypeF32, rows, heads, dim)
+	}
+	return dense((*byte)(unsafe.Pointer(&data[0])), len(data), TypeF32, rows, heads, dim)
+}
+
+// Float16 is a dense view of the bits of IEEE 754 half-precision floats.
+func Float16(data []uint16, rows, heads, dim int) Tensor {
+	return half(data, TypeF16, rows, heads, dim)
+}
+
+// BFloat16 is a dense view of the bits of bfloat16 floats.
+func BFloat16(data []uint16, rows, heads, dim int) Tensor {
+	return half(data, TypeBF16, rows, heads, dim)
+}
+
+func half(data []uint16, dataType DataType, rows, heads, dim int) Tensor {
+	if len(data) == 0 {
+		return dense(nil, 0, dataType, rows, heads, dim)
+	}
+	return dense((*byte)(unsafe.Pointer(&data[0])), len(data), dataType, rows, heads, dim)
+}
+
+func dense(data *byte, length int, dataType DataType, rows, heads, dim int) Tensor {
+	return Tensor{data: data, length: length, dataType: dataType, rows: rows, heads: heads,
+		dim: dim}
+}
+
+// Strided is the same shape with its first element at data[offset] and these strides, in elements:
+// the parts of a packed QKV buffer are used where they lie. Strides may be negative. All 0 is dense.
+func (t Tensor) Strided(offset int, row, head, dim int64) Tensor {
+	t.offset, t.row, t.head, t.stride = offset, row, head, dim
+	return t
+}
+
+// native checks that every element lies in the slice. What the shape should be the library knows.
+func (t *Tensor) native(name string) (C.kvgo_tensor, error) {
+	if t.rows < 0 || t.heads < 0 || t.dim < 0 {
+		return C.kvgo_tensor{}, invalid("%s is [%d, %d, %d]", name, t.rows, t.heads, t.dim)
+	}
+	data := t.data
+	if t.rows != 0 && t.heads != 0 && t.dim != 0 && data != nil {
+		if !t.fits() {
+			return C.kvgo_tensor{}, invalid("%s: [%d, %d, %d] from element %d with strides "+
+				"(%d, %d, %d) reaches beyond its %d elements", name, t.rows, t.heads, t.dim,
+				t.offset, t.row, t.head, t.stride, t.length)
+		}
+		size := 2
+		if t.dataType == TypeF32 {
+			size = 4
+		}
+		data = (*byte)(unsafe.Add(unsafe.Pointer(data), t.offset*size))
+	}
+	return C.kvgo_tensor{
+		data:        (*C.uchar)(data),
+		dtype:       C.uint32_t(t.dataType),
+		rows:        C.uint64_t(t.rows),
+		heads:       C.uint64_t(t.heads),
+		dim:         C.uint64_t(t.dim),
+		row_stride:  C.int64_t(t.row),
+		head_stride: C.int64_t(t.head),
+		dim_stride:  C.int64_t(t.stride),
+	}, nil
+}
+
+// fits is for shapes that have elements.
+func (t *Tensor) fits() bool {
+	if t.offset < 0 || t.offset >= t.length {
+		return false
+	}
+	row, head, dim := t.row, t.head, t.stride
+	if row == 0 && head == 0 && dim == 0 {
+		heads, fine := reach(t.heads, int64(t.dim))
+		if !fine {
+			return false
+		}
+		row, head, dim = heads, int64(t.dim), 1
+	}
+	first, last := int64(t.offset), int64(t.offset)
+	for _, axis := range [3]struct {
+		count  int
+		stride int64
+	}{{t.rows, row}, {t.heads, head}, {t.dim, dim}} {
+		distance, fine := reach(axis.count-1, axis.stride)
+		if !fine {
+			return false
+		}
+		if distance < 0 {
+			first += distance
+		} else {
+			last += distance
+		}
+	}
+	return first >= 0 && last < int64(t.length)
+}
+
+// reach is count * stride, false beyond 2^60: three of them and an offset add up in 64 bits, and no
+// slice is as long.
+func reach(count int, stride int64) (int64, bool) {
+	size := uint64(stride)
+	if stride < 0 {
+		size = -size
+	}
+	high, low := bits.Mul64(uint64(count), size)
+	if high != 0 || low >= 1<<60 {
+		return 0, false
+	}
+	if stride < 0 {
+		return -int64(low), true
+	}
+	return int64(low), true
+}
