@@ -1,0 +1,154 @@
+//! The named numbers of the interface as enums. A value that this crate does not know keeps its
+//! number, so that a newer library can be used and a wrong value gives the library's error.
+
+use kvrt_sys as sys;
+
+macro_rules! codes {
+    ($(#[$doc:meta])* $name:ident: $raw:ty {
+        $($(#[$variant_doc:meta])* $variant:ident = $code:ident,)*
+    }) => {
+        $(#[$doc])*
+        #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+        #[non_exhaustive]
+        pub enum $name {
+            $($(#[$variant_doc])* $variant,)*
+            /// A value without a name here.
+            Other($raw),
+        }
+
+        impl $name {
+            /// The number in the C interface.
+            pub fn code(self) -> $raw {
+                match self {
+                    $($name::$variant => sys::$code,)*
+                    $name::Other(code) => code,
+                }
+            }
+        }
+
+        impl From<$raw> for $name {
+            fn from(code: $raw) -> Self {
+                match code {
+                    $(sys::$code => $name::$variant,)*
+                    _ => $name::Other(code),
+                }
+            }
+        }
+    };
+}
+
+codes! {
+    /// What kind of error a status is.
+    Category: i32 {
+        Ok = KV_CATEGORY_OK,
+        Argument = KV_CATEGORY_ARGUMENT,
+        State = KV_CATEGORY_STATE,
+        Capacity = KV_CATEGORY_CAPACITY,
+        Device = KV_CATEGORY_DEVICE,
+        Io = KV_CATEGORY_IO,
+        Internal = KV_CATEGORY_INTERNAL,
+    }
+}
+
+codes! {
+    /// How serious a line of the log is.
+    LogLevel: i32 {
+        Debug = KV_LOG_DEBUG,
+        Info = KV_LOG_INFO,
+        Warning = KV_LOG_WARNING,
+        Error = KV_LOG_ERROR,
+    }
+}
+
+codes! {
+    /// How keys and values are stored.
+    Format: u32 {
+        /// f16.
+        Default = KV_FORMAT_DEFAULT,
+        F32 = KV_FORMAT_F32,
+        F16 = KV_FORMAT_F16,
+        Bf16 = KV_FORMAT_BF16,
+    }
+}
+
+codes! {
+    /// Which dimensions of a head a rotation pairs.
+    RopeStyle: u32 {
+        None = KV_ROPE_NONE,
+        /// i with i + dimensions / 2 (Llama, Qwen).
+        Half = KV_ROPE_HALF,
+        /// 2i with 2i + 1.
+        Interleaved = KV_ROPE_INTERLEAVED,
+    }
+}
+
+codes! {
+    /// Where a pool lives.
+    Device: u32 {
+        Default = KV_DEVICE_DEFAULT,
+        Cpu = KV_DEVICE_CPU,
+        Cuda = KV_DEVICE_CUDA,
+    }
+}
+
+codes! {
+    /// How the tiles of a block lie.
+    Layout: u32 {
+        /// What the library's kernels like best.
+        Native = KV_LAYOUT_NATIVE,
+        /// `[kv_head][slot][dim]`, for foreign kernels.
+        Hnd = KV_LAYOUT_HND,
+        /// `[slot][kv_head][dim]`, for foreign kernels.
+        Nhd = KV_LAYOUT_NHD,
+    }
+}
+
+codes! {
+    /// What ranks tokens when a policy must drop some.
+    Scorer: u32 {
+        None = KV_SCORER_NONE,
+        /// Expected future attention, from query statistics.
+        TriAttention = KV_SCORER_TRIATTENTION,
+        /// Sinks and the most recent.
+        Streaming = KV_SCORER_STREAMING,
+        /// Small key norms stay.
+        KeyNorm = KV_SCORER_KEY_NORM,
+        /// Uniform, drawn anew each round: the baseline.
+        Random = KV_SCORER_RANDOM,
+    }
+}
+
+codes! {
+    /// Which sets of survivors may differ.
+    Selection: u32 {
+        /// Per layer and per head.
+        Default = KV_SELECT_DEFAULT,
+        PerLayerPerHead = KV_SELECT_PER_LAYER_PER_HEAD,
+        /// One set per KV head, the same in all layers.
+        PerHead = KV_SELECT_PER_HEAD,
+        /// One set of tokens for the whole model.
+        Union = KV_SELECT_UNION,
+    }
+}
+
+codes! {
+    /// What became of a round of compaction.
+    CompressOutcome: u32 {
+        Done = KV_COMPRESS_DONE,
+        /// No more is retained than the policy keeps.
+        Nothing = KV_COMPRESS_NOTHING,
+        /// The sequence is in an open step: the round runs at its end.
+        Deferred = KV_COMPRESS_DEFERRED,
+        /// TriAttention has seen no queries and has no file.
+        NoStatistics = KV_COMPRESS_NO_STATISTICS,
+    }
+}
+
+codes! {
+    /// Objects that are counted over all pools of the process.
+    LiveKind: u32 {
+        Pools = KV_LIVE_POOLS,
+        Sequences = KV_LIVE_SEQUENCES,
+        Steps = KV_LIVE_STEPS,
+    }
+}

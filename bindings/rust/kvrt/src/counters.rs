@@ -1,0 +1,104 @@
+//! Counters of a pool and of its classes of blocks.
+
+use std::marker::PhantomData;
+use std::ptr::NonNull;
+
+use kvrt_sys as sys;
+
+use crate::error::check;
+use crate::raw::report;
+use crate::Result;
+
+/// Reads a pool's counters, from any thread, while others call the pool.
+#[derive(Clone, Copy, Debug)]
+pub struct Counters<'p> {
+    pool: NonNull<sys::kv_pool>,
+    borrow: PhantomData<&'p ()>,
+}
+
+// SAFETY: kvrt.h: kv_pool_get_stats and kv_pool_get_class_stats are *safe* on every pool, and the
+// pool is borrowed for 'p.
+unsafe impl Send for Counters<'_> {}
+// SAFETY: as above.
+unsafe impl Sync for Counters<'_> {}
+
+impl<'p> Counters<'p> {
+    /// `pool` stays alive while it is borrowed for 'p.
+    pub(crate) fn new(pool: NonNull<sys::kv_pool>, borrow: PhantomData<&'p ()>) -> Self {
+        Counters { pool, borrow }
+    }
+
+    /// Of the pool: the values belong to one moment.
+    pub fn pool(&self) -> Result<PoolStats> {
+        let mut raw = sys::kv_pool_stats::default();
+        // SAFETY: the pool is alive, and the struct is filled up to its size.
+        check(unsafe { sys::kv_pool_get_stats(self.pool.as_ptr(), &mut raw) })?;
+        Ok(PoolStats::from(raw))
+    }
+
+    /// Of one of `PoolStats::classes`. Errors: Invalid.
+    pub fn class(&self, class_index: u32) -> Result<ClassStats> {
+        let mut raw = sys::kv_class_stats::default();
+        // SAFETY: as above.
+        check(unsafe { sys::kv_pool_get_class_stats(self.pool.as_ptr(), class_index, &mut raw) })?;
+        Ok(ClassStats::from(raw))
+    }
+}
+
+report! {
+    /// A snapshot: total = free + cached + pinned + parked + loading.
+    PoolStats from kv_pool_stats {
+        slab_bytes: u64,
+        slabs_total: u64,
+        slabs_free: u64,
+        /// Backed by memory now.
+        slabs_resident: u64,
+        /// slabs_total * slab_bytes.
+        arena_bytes: u64,
+        /// Of pinned blocks.
+        live_bytes: u64,
+        live_blocks: u64,
+        peak_live_blocks: u64,
+        /// Blocks over all classes, and the five states that add up to it.
+        total: u64,
+        free: u64,
+        cached: u64,
+        pinned: u64,
+        parked: u64,
+        loading: u64,
+        /// Since creation, as the following ones.
+        blocks_allocated: u64,
+        blocks_returned: u64,
+        bytes_returned: u64,
+        blocks_returned_by_compaction: u64,
+        bytes_returned_by_compaction: u64,
+        compactions: u64,
+        compactions_skipped: u64,
+        slabs_given_back: u64,
+        steps_ended: u64,
+        steps_cancelled: u64,
+        tokens_accepted: u64,
+        /// Through the allocator hook or the library's own allocator.
+        host_allocations: u64,
+        sequences: u32,
+        open_steps: u32,
+        classes: u32,
+        /// Host memory besides the arena.
+        metadata_bytes: u64,
+    }
+}
+
+report! {
+    /// A class of blocks has one size; total counts the blocks of the slabs it holds now.
+    ClassStats from kv_class_stats {
+        block_bytes: u64,
+        blocks_per_slab: u64,
+        slabs: u64,
+        total: u64,
+        free: u64,
+        cached: u64,
+        pinned: u64,
+        parked: u64,
+        loading: u64,
+    }
+}
