@@ -1,0 +1,177 @@
+// What a pool and a sequence are created with: limits, layers, rotation, policy. Zero and null mean
+// the library's default, as in kvrt.h; the library checks the values.
+using System;
+using System.Collections.Generic;
+using System.Linq;
+
+namespace Kvrt
+{
+    /// <summary>All that a pool will ever need is allocated at creation, by these limits.</summary>
+    public sealed class PoolConfig
+    {
+        /// <summary>Bytes for keys and values, in slabs of 2 MiB. The one that must be
+        /// set.</summary>
+        public ulong ArenaBytes { get; set; }
+
+        /// <summary>Switches.</summary>
+        public PoolOptions Options { get; set; }
+
+        /// <summary>Where the pool lives.</summary>
+        public Device Device { get; set; }
+
+        /// <summary>How the tiles of a block lie.</summary>
+        public BlockLayout Layout { get; set; }
+
+        /// <summary>Slots of a block: 16 (default), 32, 64 or 128.</summary>
+        public uint BlockTokens { get; set; }
+
+        /// <summary>Alive at once; default 64.</summary>
+        public uint MaxSequences { get; set; }
+
+        /// <summary>Retained at once; default 32768.</summary>
+        public uint MaxTokensPerSequence { get; set; }
+
+        /// <summary>In one step; default <see cref="MaxSequences"/>.</summary>
+        public uint MaxStepSequences { get; set; }
+
+        /// <summary>In one step; default 8192.</summary>
+        public uint MaxStepTokens { get; set; }
+
+        /// <summary>Of the library's own pool of threads, the caller's included; 0: one per
+        /// processor. </summary>
+        public uint Threads { get; set; }
+
+        /// <summary>What the host does itself; may be null.</summary>
+        public Hooks Hooks { get; set; }
+    }
+
+    /// <summary>The layers of a model, in order.</summary>
+    public sealed class Model
+    {
+        /// <summary>A model of these layers; the same one may stand in it many times.</summary>
+        public Model(IEnumerable<Layer> layers)
+        {
+            if (layers == null)
+            {
+                throw new ArgumentNullException(nameof(layers));
+            }
+            Layer[] all = layers.ToArray();
+            if (all.Contains(null))
+            {
+                throw new ArgumentNullException(nameof(layers), "A layer is null.");
+            }
+            Layers = all;
+        }
+
+        /// <summary>The layers.</summary>
+        public IReadOnlyList<Layer> Layers { get; }
+    }
+
+    /// <summary>One layer. Defaults fit a Llama-like one once heads and dimensions are
+    /// set.</summary>
+    public sealed class Layer
+    {
+        /// <summary>A multiple of <see cref="KvHeads"/>.</summary>
+        public uint QueryHeads { get; set; }
+
+        /// <summary>Heads of keys and values.</summary>
+        public uint KvHeads { get; set; }
+
+        /// <summary>32 to 256, a multiple of 8.</summary>
+        public uint KeyDim { get; set; }
+
+        /// <summary>32 to 256, a multiple of 8; 0: <see cref="KeyDim"/>.</summary>
+        public uint ValueDim { get; set; }
+
+        /// <summary>How keys are stored.</summary>
+        public StorageFormat KeyFormat { get; set; }
+
+        /// <summary>How values are stored; default: as keys.</summary>
+        public StorageFormat ValueFormat { get; set; }
+
+        /// <summary>An earlier layer whose cache this one attends over, storing nothing; null: this
+        /// one stores.</summary>
+        public uint? SharedLayer { get; set; }
+
+        /// <summary>A query at p sees positions above p - window; 0: all.</summary>
+        public uint Window { get; set; }
+
+        /// <summary>Positions below this stay visible behind the window.</summary>
+        public uint WindowSinks { get; set; }
+
+        /// <summary>0: 1 / sqrt(<see cref="KeyDim"/>).</summary>
+        public float SoftmaxScale { get; set; }
+
+        /// <summary>Logits become cap * tanh(logit / cap); 0: off.</summary>
+        public float LogitSoftcap { get; set; }
+
+        /// <summary>[query_heads]: a learned logit that joins the denominator alone; or null.
+        /// </summary>
+        public float[] SinkLogits { get; set; }
+
+        /// <summary>[query_heads]: slope * (key position - query position) is added; or null.
+        /// </summary>
+        public float[] AlibiSlopes { get; set; }
+
+        /// <summary>How keys and queries were rotated; null: not, or not told.</summary>
+        public Rope Rope { get; set; }
+    }
+
+    /// <summary>How the engine rotated keys and queries. Needed by TriAttention alone.</summary>
+    public sealed class Rope
+    {
+        /// <summary>Which dimensions are paired.</summary>
+        public RopeStyle Style { get; set; }
+
+        /// <summary>Rotated dimensions, the first ones of a head; 0: all.</summary>
+        public uint Dimensions { get; set; }
+
+        /// <summary>Base; 0: 10000. Ignored when <see cref="InverseFrequencies"/> are
+        /// given.</summary>
+        public double Theta { get; set; }
+
+        /// <summary>Factor on rotated queries and on rotated keys; 0: 1.</summary>
+        public double AttentionFactor { get; set; }
+
+        /// <summary>[dimensions / 2]: the model's actual ones; or null.</summary>
+        public double[] InverseFrequencies { get; set; }
+    }
+
+    /// <summary>Which tokens to retain.</summary>
+    public sealed class Policy
+    {
+        /// <summary>How tokens are ranked.</summary>
+        public Scorer Scorer { get; set; }
+
+        /// <summary>Which sets of survivors may differ.</summary>
+        public Selection Selection { get; set; }
+
+        /// <summary>Switches.</summary>
+        public PolicyOptions Options { get; set; }
+
+        /// <summary>Tokens retained per layer and head after a round.</summary>
+        public uint Budget { get; set; }
+
+        /// <summary>A round at step end when this many tokens were accepted since the last; 0: only
+        /// <see cref="Pool.Compress"/>.</summary>
+        public uint Every { get; set; }
+
+        /// <summary>The prompt's length, for <see cref="PolicyOptions.ProtectPrompt"/>.</summary>
+        public uint PromptTokens { get; set; }
+
+        /// <summary>Positions below this stay.</summary>
+        public uint Sinks { get; set; }
+
+        /// <summary>The last so many tokens stay.</summary>
+        public uint Recent { get; set; }
+
+        /// <summary>TriAttention: largest future offset, a power of two; 0: 65536.</summary>
+        public uint OffsetMax { get; set; }
+
+        /// <summary>KeyNorm: the first so many layers are left whole.</summary>
+        public uint SkipLayers { get; set; }
+
+        /// <summary>Of <see cref="Kvrt.Scorer.Random"/>.</summary>
+        public ulong Seed { get; set; }
+    }
+}

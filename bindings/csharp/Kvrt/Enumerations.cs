@@ -1,0 +1,213 @@
+// The enumerations of kvrt.h under .NET's names, with the header's numbers.
+using System;
+using Kvrt.Native;
+
+namespace Kvrt
+{
+    /// <summary>What a call returned. A code that this assembly does not know keeps its number.
+    /// </summary>
+    public enum Status
+    {
+        /// <summary>Success.</summary>
+        Ok = NativeConstants.KV_OK,
+        /// <summary>An argument or the order of calls is wrong; nothing changed.</summary>
+        Invalid = NativeConstants.KV_INVALID,
+        /// <summary>This build or this geometry cannot.</summary>
+        Unsupported = NativeConstants.KV_UNSUPPORTED,
+        /// <summary>The sequence is gone.</summary>
+        Stale = NativeConstants.KV_STALE,
+        /// <summary>What lies before that position is no longer stored.</summary>
+        NoSnapshot = NativeConstants.KV_NO_SNAPSHOT,
+        /// <summary>Not now: blocks will come back.</summary>
+        Again = NativeConstants.KV_AGAIN,
+        /// <summary>Never fits this pool.</summary>
+        TooLarge = NativeConstants.KV_TOO_LARGE,
+        /// <summary>A limit given at creation is reached.</summary>
+        Limit = NativeConstants.KV_LIMIT,
+        /// <summary>The host's or the system's allocator refused.</summary>
+        NoMemory = NativeConstants.KV_NO_MEMORY,
+        /// <summary>The device or its driver failed.</summary>
+        Device = NativeConstants.KV_DEVICE,
+        /// <summary>A file could not be read or written.</summary>
+        IO = NativeConstants.KV_IO,
+        /// <summary>Checksum, version or geometry of a file does not match.</summary>
+        Corrupt = NativeConstants.KV_CORRUPT,
+        /// <summary>A defect of the library: please report it.</summary>
+        Internal = NativeConstants.KV_INTERNAL
+    }
+
+    /// <summary>What kind of thing went wrong: what an unknown <see cref="Status"/> counts as.
+    /// </summary>
+    public enum Category
+    {
+        /// <summary>Nothing.</summary>
+        Ok = NativeConstants.KV_CATEGORY_OK,
+        /// <summary>An argument, or the order of calls.</summary>
+        Argument = NativeConstants.KV_CATEGORY_ARGUMENT,
+        /// <summary>The state of a sequence.</summary>
+        State = NativeConstants.KV_CATEGORY_STATE,
+        /// <summary>Room, limits, memory.</summary>
+        Capacity = NativeConstants.KV_CATEGORY_CAPACITY,
+        /// <summary>The device.</summary>
+        Device = NativeConstants.KV_CATEGORY_DEVICE,
+        /// <summary>Files.</summary>
+        IO = NativeConstants.KV_CATEGORY_IO,
+        /// <summary>A defect of the library.</summary>
+        Internal = NativeConstants.KV_CATEGORY_INTERNAL
+    }
+
+    /// <summary>How grave a line of the log is.</summary>
+    public enum LogLevel
+    {
+        /// <summary>For the library's authors.</summary>
+        Debug = NativeConstants.KV_LOG_DEBUG,
+        /// <summary>Good to know.</summary>
+        Information = NativeConstants.KV_LOG_INFO,
+        /// <summary>Worth a look.</summary>
+        Warning = NativeConstants.KV_LOG_WARNING,
+        /// <summary>Something is broken.</summary>
+        Error = NativeConstants.KV_LOG_ERROR
+    }
+
+    /// <summary>How keys and values are stored.</summary>
+    public enum StorageFormat : uint
+    {
+        /// <summary>f16 for keys, the keys' format for values.</summary>
+        Default = NativeConstants.KV_FORMAT_DEFAULT,
+        /// <summary>32-bit floats.</summary>
+        Float32 = NativeConstants.KV_FORMAT_F32,
+        /// <summary>IEEE 754 half precision: magnitudes up to 65504.</summary>
+        Float16 = NativeConstants.KV_FORMAT_F16,
+        /// <summary>The upper half of a 32-bit float.</summary>
+        BFloat16 = NativeConstants.KV_FORMAT_BF16
+    }
+
+    /// <summary>The elements of a tensor that is handed over.</summary>
+    public enum DataType : uint
+    {
+        /// <summary>32-bit floats.</summary>
+        Float32 = NativeConstants.KV_DTYPE_F32,
+        /// <summary>Bits of IEEE 754 half precision.</summary>
+        Float16 = NativeConstants.KV_DTYPE_F16,
+        /// <summary>The upper halves of 32-bit floats.</summary>
+        BFloat16 = NativeConstants.KV_DTYPE_BF16
+    }
+
+    /// <summary>Which dimensions a rotation pairs.</summary>
+    public enum RopeStyle : uint
+    {
+        /// <summary>Not rotated.</summary>
+        None = NativeConstants.KV_ROPE_NONE,
+        /// <summary>i with i + dimensions / 2 (Llama, Qwen).</summary>
+        Half = NativeConstants.KV_ROPE_HALF,
+        /// <summary>2i with 2i + 1.</summary>
+        Interleaved = NativeConstants.KV_ROPE_INTERLEAVED
+    }
+
+    /// <summary>Where a pool lives.</summary>
+    public enum Device : uint
+    {
+        /// <summary>The CPU.</summary>
+        Default = NativeConstants.KV_DEVICE_DEFAULT,
+        /// <summary>The CPU.</summary>
+        Cpu = NativeConstants.KV_DEVICE_CPU,
+        /// <summary>A CUDA device.</summary>
+        Cuda = NativeConstants.KV_DEVICE_CUDA
+    }
+
+    /// <summary>How the tiles of a block lie; kvrt.h says it in full.</summary>
+    public enum BlockLayout : uint
+    {
+        /// <summary>What the library's own kernels like best.</summary>
+        Native = NativeConstants.KV_LAYOUT_NATIVE,
+        /// <summary>[kv_head][slot][dim], keys first.</summary>
+        Hnd = NativeConstants.KV_LAYOUT_HND,
+        /// <summary>[slot][kv_head][dim], keys first.</summary>
+        Nhd = NativeConstants.KV_LAYOUT_NHD
+    }
+
+    /// <summary>Switches of a pool.</summary>
+    [Flags]
+    public enum PoolOptions : uint
+    {
+        /// <summary>None of them.</summary>
+        None = 0,
+        /// <summary>Empty slabs are given back to the system.</summary>
+        Elastic = NativeConstants.KV_POOL_ELASTIC,
+        /// <summary>A lock inside orders calls of several threads.</summary>
+        ThreadSafe = NativeConstants.KV_POOL_THREAD_SAFE,
+        /// <summary>Fill fresh and freed blocks with NaN patterns, guard the ends of
+        /// blocks.</summary>
+        Debug = NativeConstants.KV_POOL_DEBUG,
+        /// <summary>A step's fence passes when <see cref="Pool.PassFence"/> says so.</summary>
+        HostFences = NativeConstants.KV_POOL_HOST_FENCES
+    }
+
+    /// <summary>How a round of compaction ranks tokens.</summary>
+    public enum Scorer : uint
+    {
+        /// <summary>Not at all.</summary>
+        None = NativeConstants.KV_SCORER_NONE,
+        /// <summary>Expected future attention, from statistics of queries.</summary>
+        TriAttention = NativeConstants.KV_SCORER_TRIATTENTION,
+        /// <summary>Sinks and the most recent tokens.</summary>
+        Streaming = NativeConstants.KV_SCORER_STREAMING,
+        /// <summary>Small norms of keys stay.</summary>
+        KeyNorm = NativeConstants.KV_SCORER_KEY_NORM,
+        /// <summary>Uniform, drawn anew each round.</summary>
+        Random = NativeConstants.KV_SCORER_RANDOM
+    }
+
+    /// <summary>Which sets of survivors may differ.</summary>
+    public enum Selection : uint
+    {
+        /// <summary>Per layer and head.</summary>
+        Default = NativeConstants.KV_SELECT_DEFAULT,
+        /// <summary>Each layer and KV head has its own set.</summary>
+        PerLayerPerHead = NativeConstants.KV_SELECT_PER_LAYER_PER_HEAD,
+        /// <summary>One set per KV head, the same in all layers.</summary>
+        PerHead = NativeConstants.KV_SELECT_PER_HEAD,
+        /// <summary>One set for the whole model.</summary>
+        Union = NativeConstants.KV_SELECT_UNION
+    }
+
+    /// <summary>Switches of a policy.</summary>
+    [Flags]
+    public enum PolicyOptions : uint
+    {
+        /// <summary>None of them.</summary>
+        None = 0,
+        /// <summary>Positions below the prompt's length stay.</summary>
+        ProtectPrompt = NativeConstants.KV_POLICY_PROTECT_PROMPT,
+        /// <summary>The protected prompt does not count in the budget.</summary>
+        PromptOnTop = NativeConstants.KV_POLICY_PROMPT_ON_TOP,
+        /// <summary>TriAttention: the maximum over future offsets, not the mean.</summary>
+        OffsetsMax = NativeConstants.KV_POLICY_OFFSETS_MAX,
+        /// <summary>TriAttention: ignore statistics that were set on the pool.</summary>
+        StatisticsOnline = NativeConstants.KV_POLICY_STATISTICS_ONLINE
+    }
+
+    /// <summary>What a round of compaction did.</summary>
+    public enum CompressOutcome : uint
+    {
+        /// <summary>It removed tokens.</summary>
+        Done = NativeConstants.KV_COMPRESS_DONE,
+        /// <summary>No more is retained than the policy keeps.</summary>
+        Nothing = NativeConstants.KV_COMPRESS_NOTHING,
+        /// <summary>The sequence is in an open step: the round runs at its end.</summary>
+        Deferred = NativeConstants.KV_COMPRESS_DEFERRED,
+        /// <summary>TriAttention has seen no queries and has no file.</summary>
+        NoStatistics = NativeConstants.KV_COMPRESS_NO_STATISTICS
+    }
+
+    /// <summary>Kinds of objects that the library counts.</summary>
+    public enum LiveKind : uint
+    {
+        /// <summary>Pools.</summary>
+        Pools = NativeConstants.KV_LIVE_POOLS,
+        /// <summary>Sequences.</summary>
+        Sequences = NativeConstants.KV_LIVE_SEQUENCES,
+        /// <summary>Open steps.</summary>
+        Steps = NativeConstants.KV_LIVE_STEPS
+    }
+}

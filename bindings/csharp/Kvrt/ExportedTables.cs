@@ -1,0 +1,97 @@
+// What kv_step_export says of one layer besides its tables.
+using System;
+using Kvrt.Native;
+
+namespace Kvrt
+{
+    /// <summary>How many elements one layer's tables have, and how its blocks lie. Strides of
+    /// blocks are in bytes, those inside a block in elements; kvrt.h has the formula.</summary>
+    public readonly unsafe struct ExportedTables
+    {
+        private readonly kv_tables report;
+
+        internal ExportedTables(kv_tables report)
+        {
+            this.report = report;
+        }
+
+        /// <summary>Elements that <see cref="TableBuffers.Indices"/> needs.</summary>
+        public ulong IndicesCount => report.indices_count;
+
+        /// <summary>Elements that <see cref="TableBuffers.SlotPositions"/> needs.</summary>
+        public ulong SlotPositionsCount => report.slot_positions_count;
+
+        /// <summary>Sequences of the step.</summary>
+        public uint ItemCount => report.item_count;
+
+        /// <summary>Tokens of the step.</summary>
+        public uint TokenCount => report.token_count;
+
+        /// <summary>The longest row of <see cref="TableBuffers.BlockTable"/>.</summary>
+        public uint MaxBlocks => report.max_blocks;
+
+        /// <summary>How the tiles of a block lie.</summary>
+        public BlockLayout Layout => (BlockLayout)report.layout;
+
+        /// <summary>How keys are stored.</summary>
+        public StorageFormat KeyFormat => (StorageFormat)report.key_format;
+
+        /// <summary>How values are stored.</summary>
+        public StorageFormat ValueFormat => (StorageFormat)report.value_format;
+
+        /// <summary>Slots of a block.</summary>
+        public uint BlockTokens => report.block_tokens;
+
+        /// <summary>Slots of a group.</summary>
+        public uint SlotGroup => report.slot_group;
+
+        /// <summary>Where block 0 lies.</summary>
+        public IntPtr Base => (IntPtr)report.@base;
+
+        /// <summary>Bytes per block id.</summary>
+        public long BlockStride => report.block_stride;
+
+        /// <summary>Bytes of a block.</summary>
+        public long BlockBytes => report.block_bytes;
+
+        /// <summary>Bytes from the block to its keys.</summary>
+        public long KeyOffset => report.key_offset;
+
+        /// <summary>Bytes from the block to its values.</summary>
+        public long ValueOffset => report.value_offset;
+
+        /// <summary>Elements from one group of keys to the next.</summary>
+        public long KeyStrideGroup => report.key_stride_group;
+
+        /// <summary>Elements from one slot of keys to the next.</summary>
+        public long KeyStrideSlot => report.key_stride_slot;
+
+        /// <summary>Elements from one head of keys to the next.</summary>
+        public long KeyStrideHead => report.key_stride_head;
+
+        /// <summary>Elements from one dimension of keys to the next.</summary>
+        public long KeyStrideDim => report.key_stride_dim;
+
+        /// <summary>Elements from one group of values to the next.</summary>
+        public long ValueStrideGroup => report.value_stride_group;
+
+        /// <summary>Elements from one slot of values to the next.</summary>
+        public long ValueStrideSlot => report.value_stride_slot;
+
+        /// <summary>Elements from one head of values to the next.</summary>
+        public long ValueStrideHead => report.value_stride_head;
+
+        /// <summary>Elements from one dimension of values to the next.</summary>
+        public long ValueStrideDim => report.value_stride_dim;
+
+        /// <summary>Zero: the format has none.</summary>
+        public IntPtr KeyScales => (IntPtr)report.key_scales;
+
+        /// <summary>Zero: the format has none.</summary>
+        public IntPtr ValueScales => (IntPtr)report.value_scales;
+
+        /// <summary>The step's number, for <see cref="Pool.PassFence"/>, also if it is cancelled.
+        /// </summary>
+        public ulong Fence => report.fence;
+    }
+}

@@ -1,0 +1,164 @@
+// Configurations as the library takes them: structs whose pointers lead to pinned arrays.
+using System;
+using System.Collections.Generic;
+using System.Runtime.InteropServices;
+using Kvrt.Native;
+
+namespace Kvrt
+{
+    /// <summary>A pool's configuration and model, pinned until it is disposed.</summary>
+    internal sealed unsafe class NativeConfiguration : IDisposable
+    {
+        private readonly List<GCHandle> pins = new List<GCHandle>();
+        private kv_pool_config config;
+        private kv_model model;
+
+        public NativeConfiguration(PoolConfig source, Model sourceModel)
+        {
+            if (source == null)
+            {
+                throw new ArgumentNullException(nameof(source), "The pool's configuration is null.");
+            }
+            if (sourceModel == null)
+            {
+                throw new ArgumentNullException(nameof(sourceModel), "The model is null.");
+            }
+            config.struct_size = (uint)sizeof(kv_pool_config);
+            config.flags = (uint)source.Options;
+            config.arena_bytes = source.ArenaBytes;
+            config.device = (uint)source.Device;
+            config.layout = (uint)source.Layout;
+            config.block_tokens = source.BlockTokens;
+            config.max_sequences = source.MaxSequences;
+            config.max_tokens_per_sequence = source.MaxTokensPerSequence;
+            config.max_step_sequences = source.MaxStepSequences;
+            config.max_step_tokens = source.MaxStepTokens;
+            config.threads = source.Threads;
+            try
+            {
+                Describe(sourceModel);
+            }
+            catch
+            {
+                Dispose();
+                throw;
+            }
+        }
+
+        /// <summary>A copy for one call, with that call's hooks.</summary>
+        public kv_pool_config Config(kv_hooks* hooks)
+        {
+            kv_pool_config copy = config;
+            copy.hooks = hooks;
+            return copy;
+        }
+
+        public kv_model Model => model;
+
+        public void Dispose()
+        {
+            foreach (GCHandle pin in pins)
+            {
+                pin.Free();
+            }
+            pins.Clear();
+        }
+
+        private void Describe(Model source)
+        {
+            var layers = new kv_layer[source.Layers.Count];
+            for (int i = 0; i < layers.Length; ++i)
+            {
+                layers[i] = Describe(source.Layers[i], i);
+            }
+            model.struct_size = (uint)sizeof(kv_model);
+            model.layers = (kv_layer*)Pin(layers);
+            model.layer_count = (uint)layers.Length;
+        }
+
+        private kv_layer Describe(Layer source, int index)
+        {
+            kv_layer layer = default;
+            layer.struct_size = (uint)sizeof(kv_layer);
+            layer.flags = source.SharedLayer.HasValue ? NativeConstants.KV_LAYER_SHARED : 0;
+            layer.query_heads = source.QueryHeads;
+            layer.kv_heads = source.KvHeads;
+            layer.key_dim = source.KeyDim;
+            layer.value_dim = source.ValueDim;
+            layer.key_format = (uint)source.KeyFormat;
+            layer.value_format = (uint)source.ValueFormat;
+            layer.shared_layer = source.SharedLayer.GetValueOrDefault();
+            layer.window = source.Window;
+            layer.window_sinks = source.WindowSinks;
+            layer.softmax_scale = source.SoftmaxScale;
+            layer.logit_softcap = source.LogitSoftcap;
+            layer.sink_logits = (float*)Pin(
+                source.SinkLogits, source.QueryHeads, index, nameof(Layer.SinkLogits));
+            layer.alibi_slopes = (float*)Pin(
+                source.AlibiSlopes, source.QueryHeads, index, nameof(Layer.AlibiSlopes));
+            if (source.Rope != null)
+            {
+                layer.rope = (kv_rope*)Pin(new[] { Describe(source.Rope, source.KeyDim, index) });
+            }
+            return layer;
+        }
+
+        private kv_rope Describe(Rope source, uint keyDim, int index)
+        {
+            kv_rope rope = default;
+            rope.struct_size = (uint)sizeof(kv_rope);
+            rope.style = (uint)source.Style;
+            rope.dimensions = source.Dimensions;
+            rope.theta = source.Theta;
+            rope.attention_factor = source.AttentionFactor;
+            uint rotated = source.Dimensions != 0 ? source.Dimensions : keyDim;
+            rope.inverse_frequencies = (double*)Pin(
+                source.InverseFrequencies, rotated / 2, index, nameof(Rope.InverseFrequencies));
+            return rope;
+        }
+
+        /// <summary>Pins an array that the library reads `needed` elements of. NULL for none.
+        /// </summary>
+        private IntPtr Pin<T>(T[] values, uint needed, int layer, string name)
+        {
+            if (values == null)
+            {
+                return IntPtr.Zero;
+            }
+            if ((uint)values.Length != needed)
+            {
+                throw new KvrtArgumentException(Status.Invalid,
+                    $"layer {layer}: {name} holds {values.Length} elements, {needed} are needed");
+            }
+            return Pin(values);
+        }
+
+        private IntPtr Pin<T>(T[] values)
+        {
+            GCHandle pin = GCHandle.Alloc(values, GCHandleType.Pinned);
+            pins.Add(pin);
+            return pin.AddrOfPinnedObject();
+        }
+    }
+
+    internal static unsafe class NativePolicy
+    {
+        public static kv_policy Describe(Policy source)
+        {
+            kv_policy policy = default;
+            policy.struct_size = (uint)sizeof(kv_policy);
+            policy.flags = (uint)source.Options;
+            policy.scorer = (uint)source.Scorer;
+            policy.selection = (uint)source.Selection;
+            policy.budget = source.Budget;
+            policy.every = source.Every;
+            policy.prompt_tokens = source.PromptTokens;
+            policy.sinks = source.Sinks;
+            policy.recent = source.Recent;
+            policy.offset_max = source.OffsetMax;
+            policy.skip_layers = source.SkipLayers;
+            policy.seed = source.Seed;
+            return policy;
+        }
+    }
+}

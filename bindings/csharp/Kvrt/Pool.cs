@@ -1,0 +1,249 @@
+// Pools: creation, disposal, counters, statistics of queries.
+using System;
+using System.Collections.Generic;
+using System.Runtime.ExceptionServices;
+using System.Text;
+using Kvrt.Native;
+
+namespace Kvrt
+{
+    /// <summary>The cache of one model on one device, with all its sequences and steps.</summary>
+    /// <remarks>Threads: calls on one pool are made one at a time, by any thread; two at once give
+    /// <see cref="Status.Invalid"/>. With <see cref="PoolOptions.ThreadSafe"/> a lock inside orders
+    /// them. <see cref="GetStats"/>, <see cref="GetClassStats"/> and <see cref="Dispose"/> are for
+    /// any thread at any time.</remarks>
+    public sealed unsafe partial class Pool : IDisposable
+    {
+        private readonly PoolHandle handle = new PoolHandle();
+        private readonly HookState hooks;
+        private readonly List<StepSlot> stepSlots = new List<StepSlot>();
+        private long stepsBegun;
+
+        /// <summary>Creates a pool: all memory besides the arena is allocated now.</summary>
+        public Pool(PoolConfig config, Model model)
+        {
+            NativeLoader.Load();
+            using (var source = new NativeConfiguration(config, model))
+            {
+                hooks = config.Hooks == null ? null : new HookState(config.Hooks);
+                IntPtr pool = IntPtr.Zero;
+                kv_hooks table = hooks == null ? default : hooks.Describe();
+                kv_pool_config nativeConfig = source.Config(hooks == null ? null : &table);
+                kv_model nativeModel = source.Model;
+                int status = NativeMethods.kv_pool_create(&nativeConfig, &nativeModel, &pool);
+                if (status < 0)
+                {
+                    hooks?.Free();
+                    KvrtException.Throw(status, hooks?.TakePending()?.SourceException);
+                }
+                handle.Adopt(pool, hooks);
+            }
+        }
+
+        /// <summary>Ends the pool with all its sequences and steps, once no call is inside. Their
+        /// further use is an ObjectDisposedException. Disposing again does nothing.</summary>
+        public void Dispose()
+        {
+            handle.Dispose();
+            hooks?.TakePending()?.Throw();
+        }
+
+        internal bool IsClosed => handle.IsClosed;
+
+        /// <summary>What a pool of this configuration needs and holds, without creating
+        /// it.</summary>
+        /// <param name="config">The pool's limits.</param>
+        /// <param name="model">The pool's model.</param>
+        /// <param name="sequences">How many; 0: as many as the pool allows.</param>
+        /// <param name="tokensPerSequence">How long each is; 0: as long as the pool allows.</param>
+        public static PlanReport Plan(
+            PoolConfig config, Model model, ulong sequences = 0, ulong tokensPerSequence = 0)
+        {
+            NativeLoader.Load();
+            using (var source = new NativeConfiguration(config, model))
+            {
+                kv_pool_config nativeConfig = source.Config(null);
+                kv_model nativeModel = source.Model;
+                kv_plan_report report = default;
+                report.struct_size = (uint)sizeof(kv_plan_report);
+                report.sequences = sequences;
+                report.tokens_per_sequence = tokensPerSequence;
+                int status = NativeMethods.kv_plan(&nativeConfig, &nativeModel, &report);
+                if (status < 0)
+                {
+                    KvrtException.Throw(status, null);
+                }
+                return new PlanReport(report);
+            }
+        }
+
+        /// <summary>The counters of one moment.</summary>
+        public PoolStats GetStats()
+        {
+            kv_pool_stats stats = default;
+            stats.struct_size = (uint)sizeof(kv_pool_stats);
+            int status;
+            PoolLease lease = Enter();
+            try
+            {
+                status = NativeMethods.kv_pool_get_stats(lease.Pool, &stats);
+            }
+            finally
+            {
+                lease.Release();
+            }
+            Finish(status);
+            return new PoolStats(stats);
+        }
+
+        /// <summary>The counters of one class of blocks; <see cref="PoolStats.Classes"/> says how
+        /// many there are.</summary>
+        public ClassStats GetClassStats(uint classIndex)
+        {
+            kv_class_stats stats = default;
+            stats.struct_size = (uint)sizeof(kv_class_stats);
+            int status;
+            PoolLease lease = Enter();
+            try
+            {
+                status = NativeMethods.kv_pool_get_class_stats(lease.Pool, classIndex, &stats);
+            }
+            finally
+            {
+                lease.Release();
+            }
+            Finish(status);
+            return new ClassStats(stats);
+        }
+
+        /// <summary>With <see cref="PoolOptions.HostFences"/>: all steps with a fence up to this
+        /// one have been read to the end.</summary>
+        public void PassFence(ulong fence)
+        {
+            int status;
+            PoolLease lease = Enter();
+            try
+            {
+                status = NativeMethods.kv_pool_pass_fence(lease.Pool, fence);
+            }
+            finally
+            {
+                lease.Release();
+            }
+            Finish(status);
+        }
+
+        /// <summary>Walks everything and throws <see cref="KvrtInternalException"/> when something
+        /// is wrong. Slow; for tests and for hunting defects.</summary>
+        public void Check()
+        {
+            int status;
+            PoolLease lease = Enter();
+            try
+            {
+                status = NativeMethods.kv_pool_check(lease.Pool);
+            }
+            finally
+            {
+                lease.Release();
+            }
+            Finish(status);
+        }
+
+        /// <summary>Gives the pool a layer's statistics; they serve every sequence whose policy
+        /// does not say <see cref="PolicyOptions.StatisticsOnline"/>.</summary>
+        public void SetStatistics(QueryStatistics statistics)
+        {
+            if (statistics == null)
+            {
+                throw new ArgumentNullException(nameof(statistics));
+            }
+            int status;
+            PoolLease lease = Enter();
+            try
+            {
+                fixed (float* real = statistics.MeanReal)
+                fixed (float* imaginary = statistics.MeanImaginary)
+                fixed (float* magnitude = statistics.MeanMagnitude)
+                {
+                    kv_query_statistics native = statistics.Describe(real, imaginary, magnitude);
+                    status = NativeMethods.kv_pool_set_statistics(lease.Pool, &native);
+                }
+            }
+            finally
+            {
+                lease.Release();
+            }
+            Finish(status);
+        }
+
+        /// <summary>Sets the statistics of all layers from a file, or of none.</summary>
+        public void LoadStatistics(string path)
+        {
+            int status;
+            byte[] terminated = Terminated(path);
+            PoolLease lease = Enter();
+            try
+            {
+                fixed (byte* bytes = terminated)
+                {
+                    status = NativeMethods.kv_pool_load_statistics(lease.Pool, bytes);
+                }
+            }
+            finally
+            {
+                lease.Release();
+            }
+            Finish(status);
+        }
+
+        /// <summary>The native pool, for the length of one call.</summary>
+        internal PoolLease Enter()
+        {
+            if (IsClosed)
+            {
+                throw new ObjectDisposedException(nameof(Pool), "The pool is closed.");
+            }
+            if (hooks != null)
+            {
+                HookState.RefuseReentry();
+            }
+            return new PoolLease(handle);
+        }
+
+        /// <summary>Throws what the call returned, or what a hook threw in it. On the thread of the
+        /// call, right behind it: the library keeps a thread's last message.</summary>
+        internal void Finish(int status)
+        {
+            ExceptionDispatchInfo thrown = hooks?.TakePending();
+            if (status < 0)
+            {
+                KvrtException.Throw(status, thrown?.SourceException);
+            }
+            thrown?.Throw();
+        }
+
+        /// <summary>Finish for calls that hand something out, which must not be lost: what a hook
+        /// threw waits for the next call.</summary>
+        internal static void FinishCreation(int status)
+        {
+            if (status < 0)
+            {
+                KvrtException.Throw(status, null);
+            }
+        }
+
+        private static byte[] Terminated(string path)
+        {
+            if (path == null)
+            {
+                throw new ArgumentNullException(nameof(path));
+            }
+            if (path.IndexOf('\0') >= 0)
+            {
+                throw new KvrtArgumentException(Status.Invalid, "path holds a NUL character");
+            }
+            return Encoding.UTF8.GetBytes(path + "\0");
+        }
+    }
+}
