@@ -155,14 +155,51 @@ typedef struct kv_hooks {
 
 /* ---- 4. The model ------------------------------------------------------------------------- */
 
-/* How keys and values are stored. More will come: kv_capabilities says which. f16 holds magnitudes
- * up to 65504, larger ones become infinite. */
+/* How keys and values are stored; kv_capabilities says which of these a library has. f16 holds
+ * magnitudes up to 65504, larger ones become infinite. In the others:
+ *
+ *   FP8_E4M3, FP8_E5M2   8-bit floating point times a static scale (kv_storage), which must be
+ * given; magnitudes beyond 448 or 57344 times the scale saturate, and are counted FP8_TOKEN,
+ * INT8_TOKEN, INT4_TOKEN   codes with a scale per token and head (INT4: and a minimum) Q8_0, Q4_0,
+ * Q4_1     groups of 32 channels, byte by byte as llama.cpp stores them NVFP4, MXFP4         4-bit
+ * floating point, groups of 16 and 32 channels with 8-bit scales
+ *
+ * A row that holds NaN or infinity becomes NaN: as a whole, or in the groups that hold them; static
+ * fp8 keeps NaN where it is, and saturates infinity. */
 enum {
     KV_FORMAT_DEFAULT = 0, /* f16 */
     KV_FORMAT_F32 = 1,
     KV_FORMAT_F16 = 2,
-    KV_FORMAT_BF16 = 3
+    KV_FORMAT_BF16 = 3,
+    KV_FORMAT_FP8_E4M3 = 4,
+    KV_FORMAT_FP8_E5M2 = 5,
+    KV_FORMAT_FP8_TOKEN = 6,
+    KV_FORMAT_INT8_TOKEN = 7,
+    KV_FORMAT_INT4_TOKEN = 8,
+    KV_FORMAT_Q8_0 = 9,
+    KV_FORMAT_Q4_0 = 10,
+    KV_FORMAT_Q4_1 = 11,
+    KV_FORMAT_NVFP4 = 12,
+    KV_FORMAT_MXFP4 = 13
 };
+
+enum {
+    KV_STORAGE_SCALE_ONE = 1u << 0, /* no static scales, and that is meant: 1.0 */
+    KV_STORAGE_ROTATE = 1u << 1 /* store rows rotated by Hadamard's matrix (orthonormal, in blocks
+                                   of the largest power of two that divides the dimensions), which
+                                   spreads outliers; queries and outputs are rotated to match.
+                                   Not for f32, f16, bf16 */
+};
+
+/* What the keys or the values of a layer are stored with, besides their format. Scales matter for
+ * FP8_E4M3, FP8_E5M2 and NVFP4 only (NVFP4 takes 1.0 where none are given). */
+typedef struct kv_storage {
+    uint32_t struct_size, flags; /* KV_STORAGE_* */
+    const void *next;
+    const float *scales;  /* [scale_count], finite and positive, copied */
+    uint32_t scale_count; /* 1: of the layer; kv_heads: one each */
+    uint32_t reserved0;
+} kv_storage;
 
 enum { KV_ROPE_NONE = 0, KV_ROPE_HALF = 1, KV_ROPE_INTERLEAVED = 2 };
 
@@ -202,6 +239,8 @@ typedef struct kv_layer {
     const float *sink_logits;  /* [query_heads]: a learned logit that only joins the denominator */
     const float *alibi_slopes; /* [query_heads]: slope * (key position - query position) is added */
     const kv_rope *rope;       /* NULL: not rotated, or not told */
+    const kv_storage *key_storage;   /* NULL: the format needs nothing more */
+    const kv_storage *value_storage; /* NULL: the format needs nothing more */
 } kv_layer;
 
 typedef struct kv_model {
@@ -502,9 +541,11 @@ typedef struct kv_tables {
     int64_t value_offset;
     int64_t key_stride_group, key_stride_slot, key_stride_head, key_stride_dim;
     int64_t value_stride_group, value_stride_slot, value_stride_head, value_stride_dim;
-    const float *key_scales; /* NULL: the format has none */
+    const float *key_scales; /* [kv_heads] static ones; NULL: the format has none */
     const float *value_scales;
     uint64_t fence; /* this step's number, for kv_pool_pass_fence, also if it is cancelled */
+    uint32_t key_words, value_words;           /* of a row */
+    uint32_t key_word_bytes, value_word_bytes; /* of a word: of an element, in plain formats */
 } kv_tables;
 
 /* Valid from kv_step_reserve until the step's fence. A layer that shares another's cache exports

@@ -90,6 +90,7 @@ status create_stores(const kv_pool_config& resolved, const kv_model* model, kv_p
     KVRT_TRY(store.sequences.create(allocator, resolved.max_sequences,
                                     static_cast<uint32_t>(store.model.lanes.size()),
                                     store.model.blocks_for(resolved.max_tokens_per_sequence)));
+    KVRT_TRY(store.saturated.allocate(allocator, store.model.counters, "saturation counters"));
     KVRT_TRY(create_retention(store, pool.retention));
     return create_step_context(store, pool.retention, pool.steps);
 }

@@ -3,6 +3,7 @@
 
 #include "attention/attend.hpp"
 #include "base/sized_struct.hpp"
+#include "format/format.hpp"
 #include "model/geometry.hpp"
 
 using namespace kvrt;
@@ -36,7 +37,9 @@ kv_status kv_capabilities(kv_capabilities_report* out_report) {
     KVRT_TRY(
         check_struct(out_report, sizeof *out_report, 0, "out_report (kv_capabilities_report)"));
     kv_capabilities_report report = KV_INIT(kv_capabilities_report);
-    report.formats = 1u << KV_FORMAT_F32 | 1u << KV_FORMAT_F16 | 1u << KV_FORMAT_BF16;
+    for (uint32_t id = 1; id < 64; ++id) {
+        if (find_format(id) != nullptr) report.formats |= uint64_t{1} << id;
+    }
     report.devices = 1u << KV_DEVICE_CPU;
     report.layouts = 1u << KV_LAYOUT_NATIVE | 1u << KV_LAYOUT_HND | 1u << KV_LAYOUT_NHD;
     report.scorers = 1u << KV_SCORER_TRIATTENTION | 1u << KV_SCORER_STREAMING |

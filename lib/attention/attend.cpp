@@ -65,7 +65,8 @@ task make_task(const attend_layer& layer, const attend_item& item, uint32_t firs
     task made{};
     made.item = &item;
     made.first_row = first_row;
-    made.decode = item.rows == 1 && layer.layout.order == tile_order::native;
+    made.decode = item.rows == 1 && layer.layout.order == tile_order::native &&
+                  layer.layout.keys.plain() && layer.layout.values.plain();
     made.end_row = made.decode ? 1 : std::min(item.rows, first_row + rows_per_task(layer));
     made.slots = item.slots - (item.rows - made.end_row);
     const bool cut = item.rows <= max_cut_rows;

@@ -18,9 +18,11 @@
 
 #include <algorithm>
 #include <cmath>
+#include <cstring>
 #include <limits>
 
 #include "attention/softmax-inl.hpp"
+#include "format/rows.hpp"
 #include "format/vector-inl.hpp"
 
 HWY_BEFORE_NAMESPACE();
@@ -221,28 +223,74 @@ bool convert_values(const attend_piece& piece, uint32_t first, uint32_t count, u
     return hn::AllTrue(d, hn::Eq(flaw, flaw));
 }
 
+// The row of a slot that is stored as a record, in the basis it is stored in.
+HWY_INLINE void decode_row(const attend_piece& piece, const operand_layout& operand, uint32_t slot,
+                           uint32_t head, const row_constants& constants, float* row) {
+    const uint32_t block_tokens = piece.call->layer->layout.block_tokens;
+    const std::byte* block =
+        block_address(piece.call->arena, piece.item->blocks[slot / block_tokens]);
+    alignas(record_word) std::byte record[most_record_bytes];
+    gather_record(operand, block, slot % block_tokens, head, record);
+    operand.format->decode(record, operand.dim, constants, row);
+}
+
+// As convert_keys, from records.
+void decode_keys(const attend_piece& piece, uint32_t first, uint32_t count, uint32_t stride,
+                 uint32_t head, float* out) {
+    const operand_layout& operand = piece.call->layer->layout.keys;
+    const row_constants constants = operand.constants(head);
+    alignas(64) uint32_t rows[slot_group][widest_row];
+    alignas(64) uint32_t tile[widest_row * slot_group];
+    const uint32_t* row_pointers[slot_group];
+    for (uint32_t s = 0; s < slot_group; ++s) row_pointers[s] = rows[s];
+    for (uint32_t at = 0; at < count; at += slot_group) {
+        const uint32_t here = std::min(slot_group, count - at);
+        for (uint32_t s = 0; s < here; ++s) {
+            decode_row(piece, operand, first + at + s, head, constants,
+                       reinterpret_cast<float*>(rows[s]));
+        }
+        for (uint32_t s = here; s < slot_group; ++s) std::fill_n(rows[s], operand.dim, 0u);
+        transpose_rows(row_pointers, operand.dim, tile);
+        for (uint32_t i = 0; i < operand.dim; ++i) {
+            std::memcpy(out + i * stride + at, tile + i * slot_group, slot_group * sizeof(float));
+        }
+    }
+}
+
+// As convert_values, from records.
+bool decode_values(const attend_piece& piece, uint32_t first, uint32_t count, uint32_t head,
+                   float* out) {
+    const operand_layout& operand = piece.call->layer->layout.values;
+    const row_constants constants = operand.constants(head);
+    float flaw = 0.0f;
+    for (uint32_t at = 0; at < count; ++at) {
+        float* row = out + at * operand.dim;
+        decode_row(piece, operand, first + at, head, constants, row);
+        for (uint32_t i = 0; i < operand.dim; ++i) flaw += row[i] * 0.0f;
+    }
+    return flaw == 0.0f;
+}
+
 void convert(const attend_piece& piece, uint32_t first, uint32_t count, uint32_t stride,
              uint32_t head, float* keys, float* values, bool& finite) {
     const tile_layout& layout = piece.call->layer->layout;
-    switch (layout.keys.type) {
-        case element::f32:
-            convert_keys<element::f32>(piece, first, count, stride, head, keys);
-            break;
-        case element::f16:
-            convert_keys<element::f16>(piece, first, count, stride, head, keys);
-            break;
-        default:
-            convert_keys<element::bf16>(piece, first, count, stride, head, keys);
+    if (!layout.keys.plain()) {
+        decode_keys(piece, first, count, stride, head, keys);
+    } else if (layout.keys.type == element::f32) {
+        convert_keys<element::f32>(piece, first, count, stride, head, keys);
+    } else if (layout.keys.type == element::f16) {
+        convert_keys<element::f16>(piece, first, count, stride, head, keys);
+    } else {
+        convert_keys<element::bf16>(piece, first, count, stride, head, keys);
     }
-    switch (layout.values.type) {
-        case element::f32:
-            finite = convert_values<element::f32>(piece, first, count, head, values);
-            break;
-        case element::f16:
-            finite = convert_values<element::f16>(piece, first, count, head, values);
-            break;
-        default:
-            finite = convert_values<element::bf16>(piece, first, count, head, values);
+    if (!layout.values.plain()) {
+        finite = decode_values(piece, first, count, head, values);
+    } else if (layout.values.type == element::f32) {
+        finite = convert_values<element::f32>(piece, first, count, head, values);
+    } else if (layout.values.type == element::f16) {
+        finite = convert_values<element::f16>(piece, first, count, head, values);
+    } else {
+        finite = convert_values<element::bf16>(piece, first, count, head, values);
     }
 }
 
@@ -301,10 +349,9 @@ struct blocked_work {
             const std::byte* block =
                 block_address(piece.call->arena, piece.item->blocks[slot / layout.block_tokens]);
             const uint32_t place = slot % layout.block_tokens;
-            ahead.add(block + layout.keys.at(place, head, 0),
-                      slot_group * layout.keys.dim * element_bytes(layout.keys.type));
+            ahead.add(block + layout.keys.at(place, head, 0), slot_group * layout.keys.row_bytes());
             ahead.add(block + layout.values.at(place, head, 0),
-                      slot_group * layout.values.dim * element_bytes(layout.values.type));
+                      slot_group * layout.values.row_bytes());
         }
     }
 

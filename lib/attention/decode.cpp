@@ -19,6 +19,7 @@
 
 #include "attention/softmax-inl.hpp"
 #include "base/checked.hpp"
+#include "format/rotation.hpp"
 #include "format/vector-inl.hpp"
 
 HWY_BEFORE_NAMESPACE();
@@ -267,14 +268,13 @@ void decode_piece(const attend_piece& piece, const partial_softmax& partial) {
     const attend_layer& layer = *call.layer;
     const tile_layout& layout = layer.layout;
     const uint32_t group = layer.query_heads / layer.kv_heads;
-    const decoder work{
-        piece,
-        partial,
-        layer,
-        layout,
-        group,
-        static_cast<uint32_t>(layout.keys.head_stride) * element_bytes(layout.keys.type),
-        static_cast<uint32_t>(layout.values.head_stride) * element_bytes(layout.values.type)};
+    const decoder work{piece,
+                       partial,
+                       layer,
+                       layout,
+                       group,
+                       static_cast<uint32_t>(layout.keys.head_stride) * layout.keys.word_bytes,
+                       static_cast<uint32_t>(layout.values.head_stride) * layout.values.word_bytes};
 
     const uint32_t first_query = piece.first_head * group;
     const uint32_t end_query = piece.end_head * group;
@@ -317,6 +317,7 @@ void load_query_heads(const attend_call& call, uint32_t row, uint32_t first_head
                 target[i] = load_element(call.queries.at(row, first_head + h, i), type);
             }
         }
+        if (call.layer->layout.keys.rotated) rotate_row(target, dim);
         scale_run(target, dim, call.layer->scale);
     }
 }

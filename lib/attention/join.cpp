@@ -13,6 +13,7 @@
 #include <limits>
 
 #include "attention/softmax-inl.hpp"
+#include "format/rotation.hpp"
 #include "format/vector-inl.hpp"
 
 HWY_BEFORE_NAMESPACE();
@@ -69,6 +70,7 @@ void join_head(const attend_call& call, const partial_softmax& first, uint64_t s
         }
     }
     if (total != 0.0f) scale_run(values, dim, 1.0f / total);
+    if (layer.layout.values.rotated) rotate_row(values, dim);
     store_row(call.out, row, head, values, dim);
     if (call.log_sum_exp != nullptr) {
         call.log_sum_exp[uint64_t{row} * layer.query_heads + head] =

@@ -4,6 +4,7 @@
 #include <limits>
 
 #include "attention/attend.hpp"
+#include "format/rows.hpp"
 
 namespace kvrt {
 
@@ -28,19 +29,23 @@ struct row_of_item {
         const uint32_t block_tokens = call.layer->layout.block_tokens;
         return call.positions.of(item.blocks[slot / block_tokens], kv_head())[slot % block_tokens];
     }
-    double stored(const operand_layout& operand, uint32_t slot, uint32_t dim) const {
+    /// The stored row of a slot, as numbers.
+    const float* stored(const operand_layout& operand, uint32_t slot, float* row_buffer) const {
         const uint32_t block_tokens = call.layer->layout.block_tokens;
         const std::byte* block = block_address(call.arena, item.blocks[slot / block_tokens]);
-        return load_element(block + operand.at(slot % block_tokens, kv_head(), dim), operand.type);
+        read_row(operand, block, slot % block_tokens, kv_head(), row_buffer);
+        return row_buffer;
     }
 
     double logit(uint32_t slot) const {
         const attend_layer& layer = *call.layer;
+        float buffer[widest_row];
+        const float* key = stored(layer.layout.keys, slot, buffer);
         double sum = 0.0;
         for (uint32_t d = 0; d < layer.layout.keys.dim; ++d) {
             sum += double{load_element(call.queries.at(item.first_row + row, head, d),
                                        call.queries.type)} *
-                   stored(layer.layout.keys, slot, d);
+                   double{key[d]};
         }
         sum *= layer.scale;
         if (layer.softcap != 0.0f) sum = layer.softcap * std::tanh(sum / layer.softcap);
@@ -65,14 +70,14 @@ struct row_of_item {
         }
         double denominator = std::exp(sink() - largest);
         if (!std::isfinite(largest)) denominator = 0.0;
-        double out[1024] = {};
+        double out[widest_row] = {};
+        float buffer[widest_row];
         for (uint32_t slot = 0; slot < item.slots; ++slot) {
             if (!sees(slot) || largest == -std::numeric_limits<double>::infinity()) continue;
             const double weight = std::exp(logit(slot) - largest);
             denominator += weight;
-            for (uint32_t d = 0; d < dims; ++d) {
-                out[d] += weight * stored(layer.layout.values, slot, d);
-            }
+            const float* value = stored(layer.layout.values, slot, buffer);
+            for (uint32_t d = 0; d < dims; ++d) out[d] += weight * double{value[d]};
         }
         for (uint32_t d = 0; d < dims; ++d) {
             const double value = denominator != 0.0 ? out[d] / denominator : 0.0;

@@ -1,8 +1,8 @@
 // The one place that compiles fmt's formatting; elsewhere fmt/core.h only checks format strings.
 #define FMT_HEADER_ONLY 1
-#include <fmt/format.h>
-
 #include "base/status.hpp"
+
+#include <fmt/format.h>
 
 namespace kvrt {
 
@@ -24,20 +24,34 @@ char* message_buffer() noexcept {
 
 const char* status_name(status code) noexcept {
     switch (code) {
-        case KV_OK: return "KV_OK";
-        case KV_INVALID: return "KV_INVALID";
-        case KV_UNSUPPORTED: return "KV_UNSUPPORTED";
-        case KV_STALE: return "KV_STALE";
-        case KV_NO_SNAPSHOT: return "KV_NO_SNAPSHOT";
-        case KV_AGAIN: return "KV_AGAIN";
-        case KV_TOO_LARGE: return "KV_TOO_LARGE";
-        case KV_LIMIT: return "KV_LIMIT";
-        case KV_NO_MEMORY: return "KV_NO_MEMORY";
-        case KV_DEVICE: return "KV_DEVICE";
-        case KV_IO: return "KV_IO";
-        case KV_CORRUPT: return "KV_CORRUPT";
-        case KV_INTERNAL: return "KV_INTERNAL";
-        default: return "KV_UNKNOWN";
+        case KV_OK:
+            return "KV_OK";
+        case KV_INVALID:
+            return "KV_INVALID";
+        case KV_UNSUPPORTED:
+            return "KV_UNSUPPORTED";
+        case KV_STALE:
+            return "KV_STALE";
+        case KV_NO_SNAPSHOT:
+            return "KV_NO_SNAPSHOT";
+        case KV_AGAIN:
+            return "KV_AGAIN";
+        case KV_TOO_LARGE:
+            return "KV_TOO_LARGE";
+        case KV_LIMIT:
+            return "KV_LIMIT";
+        case KV_NO_MEMORY:
+            return "KV_NO_MEMORY";
+        case KV_DEVICE:
+            return "KV_DEVICE";
+        case KV_IO:
+            return "KV_IO";
+        case KV_CORRUPT:
+            return "KV_CORRUPT";
+        case KV_INTERNAL:
+            return "KV_INTERNAL";
+        default:
+            return "KV_UNKNOWN";
     }
 }
 

@@ -25,8 +25,7 @@ uint16_t f32_to_f16(float value) {
     if (magnitude >= 0x477ff000u) return static_cast<uint16_t>(sign | 0x7c00u);  // rounds to inf
     if (magnitude < 0x38800000u) {  // subnormal or zero: units of 2^-24, rounded by the FPU
         const float scaled = std::bit_cast<float>(magnitude) + 0.5f;
-        return static_cast<uint16_t>(sign |
-                                     (std::bit_cast<uint32_t>(scaled) - 0x3f000000u));
+        return static_cast<uint16_t>(sign | (std::bit_cast<uint32_t>(scaled) - 0x3f000000u));
     }
     const uint32_t rounded = magnitude + 0xfffu + ((magnitude >> 13) & 1u);
     return static_cast<uint16_t>(sign | ((rounded - 0x38000000u) >> 13));

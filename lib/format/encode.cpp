@@ -1,7 +1,7 @@
 // Writing rows into slots. Work is cut into pieces: up to 16 rows of one item that fall into one
 // group of 16 slots. A piece of 16 rows fills a native key tile through a transpose in registers;
-// smaller ones write columns. Every element is converted on its own, so neither the cut nor the
-// number of threads can change a bit.
+// smaller ones write columns. Every row is converted on its own, so neither the cut nor the number
+// of threads can change a bit.
 
 #include "format/encode.hpp"
 
@@ -12,7 +12,10 @@
 #include <hwy/foreach_target.h>
 #include <hwy/highway.h>
 
+#include <atomic>
+
 #include "base/checked.hpp"
+#include "format/rotation.hpp"
 #include "format/vector-inl.hpp"
 
 HWY_BEFORE_NAMESPACE();
@@ -27,8 +30,6 @@ struct write_piece {
     int64_t first_row = 0;
     uint32_t rows = 0;
 };
-
-constexpr uint32_t widest_row = 256;
 
 // One row of one head, dense in the storage type. Returns it where it lies when it is already so.
 template <element from, element to>
@@ -88,7 +89,7 @@ void write_row_major(const operand_layout& layout, uint32_t heads, const tensor_
 template <element from, element to>
 HWY_INLINE void write_operand(const operand_layout& layout, uint32_t heads,
                               const tensor_view& tensor, const write_piece& piece) {
-    if (layout.dim_stride == 1) {
+    if (layout.word_stride == 1) {
         write_row_major<from, to>(layout, heads, tensor, piece);
     } else {
         write_dim_major<from, to>(layout, heads, tensor, piece);
@@ -108,22 +109,88 @@ HWY_INLINE void write_from(const operand_layout& layout, uint32_t heads, const t
     }
 }
 
+// A row of one head as f32 in `row`, rotated if it is stored so.
+template <element from>
+HWY_INLINE void load_row(const operand_layout& layout, const tensor_view& tensor, int64_t at,
+                         uint32_t head, float* row) {
+    std::byte* bytes = reinterpret_cast<std::byte*>(row);
+    const std::byte* dense = dense_row<from, element::f32>(tensor, at, head, layout.dim, bytes);
+    if (dense != bytes) std::memcpy(bytes, dense, layout.dim * sizeof(float));
+    if (layout.rotated) rotate_row(row, layout.dim);
+}
+
+// Records of a piece: whole, or as columns of a native key tile.
+template <element from>
+void write_records(const operand_layout& layout, uint32_t heads, const tensor_view& tensor,
+                   const write_piece& piece, uint64_t* saturated) {
+    alignas(64) float row[widest_row];
+    alignas(64) uint32_t records[slot_group][most_record_bytes / record_word];
+    const uint32_t record_words = record_bytes(*layout.format, layout.dim) / record_word;
+    const uint32_t* words[slot_group];
+    for (uint32_t r = 0; r < slot_group; ++r) words[r] = records[r];
+    for (uint32_t head = 0; head < heads; ++head) {
+        const row_constants constants = layout.constants(head);
+        uint32_t beyond = 0;
+        for (uint32_t r = 0; r < piece.rows; ++r) {
+            load_row<from>(layout, tensor, piece.first_row + r, head, row);
+            records[r][record_words - 1] = 0;  // padding
+            beyond += layout.format->encode(row, layout.dim, constants,
+                                            reinterpret_cast<std::byte*>(records[r]));
+        }
+        if (beyond != 0 && saturated != nullptr) {
+            std::atomic_ref<uint64_t>(saturated[head]).fetch_add(beyond, std::memory_order_relaxed);
+        }
+        if (layout.word_stride == 1) {
+            for (uint32_t r = 0; r < piece.rows; ++r) {
+                std::byte* target = piece.block + layout.at(piece.first_slot + r, head, 0);
+                const std::byte* record = reinterpret_cast<const std::byte*>(records[r]);
+                if (layout.inline_form) {
+                    to_inline(*layout.format, layout.dim, record, target);
+                } else {
+                    std::memcpy(target, record, layout.row_bytes());
+                }
+            }
+            continue;
+        }
+        uint32_t* tile =
+            reinterpret_cast<uint32_t*>(piece.block + layout.at(piece.first_slot, head, 0));
+        uint32_t w = 0;
+        if (piece.rows == slot_group) {
+            w = layout.words / 4 * 4;
+            transpose_rows(words, w, tile);
+        }
+        for (; w < layout.words; ++w) {
+            for (uint32_t r = 0; r < piece.rows; ++r) tile[w * slot_group + r] = records[r][w];
+        }
+    }
+}
+
+template <element from>
+HWY_INLINE void write_any(const operand_layout& layout, uint32_t heads, const tensor_view& tensor,
+                          const write_piece& piece, uint64_t* saturated) {
+    if (layout.plain()) {
+        write_from<from>(layout, heads, tensor, piece);
+    } else {
+        write_records<from>(layout, heads, tensor, piece, saturated);
+    }
+}
+
 void write_tensor(const operand_layout& layout, uint32_t heads, const tensor_view& tensor,
-                  const write_piece& piece) {
+                  const write_piece& piece, uint64_t* saturated) {
     switch (tensor.type) {
         case element::f32:
-            return write_from<element::f32>(layout, heads, tensor, piece);
+            return write_any<element::f32>(layout, heads, tensor, piece, saturated);
         case element::f16:
-            return write_from<element::f16>(layout, heads, tensor, piece);
+            return write_any<element::f16>(layout, heads, tensor, piece, saturated);
         case element::bf16:
-            return write_from<element::bf16>(layout, heads, tensor, piece);
+            return write_any<element::bf16>(layout, heads, tensor, piece, saturated);
     }
 }
 
 // Writes the pieces of all items whose first row, counted over all items, is in [first, end).
 void write_stripe(const tile_layout& layout, std::byte* arena, const write_item* items,
                   uint32_t item_count, const tensor_view& keys, const tensor_view& values,
-                  uint64_t first, uint64_t end) {
+                  const saturation_counts& saturated, uint64_t first, uint64_t end) {
     uint64_t base = 0;  // rows of the items before
     for (uint32_t i = 0; i < item_count && base < end; base += items[i++].rows) {
         const write_item& item = items[i];
@@ -138,8 +205,8 @@ void write_stripe(const tile_layout& layout, std::byte* arena, const write_item*
                 piece.first_slot = slot % layout.block_tokens;
                 piece.first_row = int64_t{item.first_row} + row;
                 piece.rows = rows;
-                write_tensor(layout.keys, layout.kv_heads, keys, piece);
-                write_tensor(layout.values, layout.kv_heads, values, piece);
+                write_tensor(layout.keys, layout.kv_heads, keys, piece, saturated.keys);
+                write_tensor(layout.values, layout.kv_heads, values, piece, saturated.values);
             }
             row += rows;
         }
@@ -165,17 +232,16 @@ constexpr uint64_t bytes_worth_a_thread = 128 << 10;
 
 void write_rows(const tile_layout& layout, std::byte* arena, const write_item* items,
                 uint32_t item_count, const tensor_view& keys, const tensor_view& values,
-                executor& threads) {
+                const saturation_counts& saturated, executor& threads) {
     uint64_t rows = 0;
     for (uint32_t i = 0; i < item_count; ++i) rows += items[i].rows;
     const uint64_t row_bytes =
-        uint64_t{layout.kv_heads} * (layout.keys.dim * element_bytes(layout.keys.type) +
-                                     layout.values.dim * element_bytes(layout.values.type));
+        uint64_t{layout.kv_heads} * (layout.keys.row_bytes() + layout.values.row_bytes());
     const uint64_t stripe_rows =
         round_up(ceil_divide(bytes_worth_a_thread, row_bytes), uint64_t{slot_group});
     const auto write = &HWY_DYNAMIC_DISPATCH(write_stripe);
     threads.for_each(static_cast<uint32_t>(ceil_divide(rows, stripe_rows)), [&](uint32_t stripe) {
-        write(layout, arena, items, item_count, keys, values, stripe * stripe_rows,
+        write(layout, arena, items, item_count, keys, values, saturated, stripe * stripe_rows,
               (stripe + 1) * stripe_rows);
     });
 }

@@ -15,10 +15,17 @@ struct write_item {
     uint32_t rows = 0;
 };
 
+/// How many elements saturated, by KV head; null where nobody counts.
+struct saturation_counts {
+    uint64_t* keys = nullptr;  ///< [kv_heads]
+    uint64_t* values = nullptr;
+};
+
 /// keys are [rows, kv_heads, key_dim], values [rows, kv_heads, value_dim]. Each element is rounded
-/// once, to nearest even. Only the named slots change. Allocates nothing.
+/// once: to nearest even in plain formats, as its format says in others. Only the named slots
+/// change. Allocates nothing.
 void write_rows(const tile_layout& layout, std::byte* arena, const write_item* items,
                 uint32_t item_count, const tensor_view& keys, const tensor_view& values,
-                executor& threads);
+                const saturation_counts& saturated, executor& threads);
 
 }  // namespace kvrt

@@ -37,7 +37,7 @@ constexpr uint64_t bytes_past_caches = 256 << 10;
 
 // Up to 16 slots of one source group that go to one target group.
 struct column_run {
-    const std::byte* source = nullptr;  // group's tile, [dim][16]
+    const std::byte* source = nullptr;  // group's tile, [word][16]
     uint8_t from[slot_group] = {};      // lane in the source, by lane of the target
     uint16_t lanes = 0;                 // of the target that this run fills
 };
@@ -65,7 +65,7 @@ HWY_INLINE void prefetch_bytes(const std::byte* address, uint32_t bytes) {
 // and each line of the target is put together in a register. Two rows of 16-bit elements, or one of
 // 32-bit, are one register and one line.
 template <class word>
-void merge_columns(const column_runs& runs, const column_runs& next, uint32_t dim,
+void merge_columns(const column_runs& runs, const column_runs& next, uint32_t words,
                    uint32_t row_bytes, bool stream, std::byte* target) {
     constexpr bool wide = sizeof(word) == 4;
     __m512i from[slot_group];
@@ -83,7 +83,7 @@ void merge_columns(const column_runs& runs, const column_runs& next, uint32_t di
         }
     }
     const bool whole = runs.lanes == 0xffffu;
-    const uint32_t bytes = dim * slot_group * uint32_t{sizeof(word)};
+    const uint32_t bytes = words * slot_group * uint32_t{sizeof(word)};
     uint32_t row = 0, row_line = 0;  // of next, prefetched bit by bit
     const uint32_t row_lines_each = (row_bytes * slot_group + bytes - 1) / bytes;
     for (uint32_t i = 0; i < bytes; i += line_bytes) {
@@ -117,9 +117,9 @@ void merge_columns(const column_runs& runs, const column_runs& next, uint32_t di
 #else
 
 template <class word>
-void merge_columns(const column_runs& runs, const column_runs& next, uint32_t dim,
+void merge_columns(const column_runs& runs, const column_runs& next, uint32_t words,
                    uint32_t row_bytes, bool /*stream*/, std::byte* target) {
-    const uint32_t bytes = dim * slot_group * uint32_t{sizeof(word)};
+    const uint32_t bytes = words * slot_group * uint32_t{sizeof(word)};
     for (uint32_t r = 0; r < next.row_count; ++r) prefetch_bytes(next.rows[r], row_bytes);
     for (uint32_t r = 0; r < next.count; ++r) prefetch_bytes(next.run[r].source, bytes);
     word* out = reinterpret_cast<word*>(target);
@@ -128,7 +128,7 @@ void merge_columns(const column_runs& runs, const column_runs& next, uint32_t di
         for (uint32_t lane = 0; lane < slot_group; ++lane) {
             if ((runs.run[r].lanes >> lane & 1u) == 0) continue;
             const uint32_t from = runs.run[r].from[lane];
-            for (uint32_t i = 0; i < dim; ++i) {
+            for (uint32_t i = 0; i < words; ++i) {
                 out[i * slot_group + lane] = source[i * slot_group + from];
             }
         }
@@ -137,7 +137,7 @@ void merge_columns(const column_runs& runs, const column_runs& next, uint32_t di
 
 #endif
 
-// `bytes` is a multiple of 16; source and target are the same or apart.
+// `bytes` is a multiple of 4; source and target are the same or apart.
 HWY_INLINE void copy_row(const std::byte* source, std::byte* target, uint32_t bytes, bool stream) {
     const hn::CappedTag<uint8_t, 64> wide;
     const hn::CappedTag<uint8_t, 16> narrow;
@@ -150,7 +150,10 @@ HWY_INLINE void copy_row(const std::byte* source, std::byte* target, uint32_t by
         for (; i + step <= bytes; i += step) hn::Stream(hn::LoadU(wide, from + i), wide, to + i);
     }
     for (; i + step <= bytes; i += step) hn::StoreU(hn::LoadU(wide, from + i), wide, to + i);
-    for (; i < bytes; i += small_step) hn::StoreU(hn::LoadU(narrow, from + i), narrow, to + i);
+    for (; i + small_step <= bytes; i += small_step) {
+        hn::StoreU(hn::LoadU(narrow, from + i), narrow, to + i);
+    }
+    std::memcpy(to + i, from + i, bytes - i);
 }
 
 // Where slots of one operand and head lie.
@@ -164,10 +167,10 @@ struct slot_addresses {
         return block_address(arena, table[slot / layout.block_tokens]) +
                operand.at(slot % layout.block_tokens, head, 0);
     }
-    uint32_t row_bytes() const { return operand.dim * element_bytes(operand.type); }
+    uint32_t row_bytes() const { return operand.row_bytes(); }
 };
 
-// Rows survivors[first .. end) of an operand whose dims are contiguous.
+// Rows survivors[first .. end) of an operand whose words are contiguous.
 void move_rows(const slot_addresses& place, const move_list& moves, uint32_t first, uint32_t end,
                bool stream) {
     const uint32_t bytes = place.row_bytes();
@@ -223,7 +226,7 @@ void move_native(const slot_addresses& keys, const slot_addresses& values, const
     for (uint32_t i = first, turn = 0; i < moves.count; turn ^= 1) {
         const uint32_t next_end = end < moves.count ? group_end(end) : end;
         find_runs(keys, values, moves, end, next_end, runs[turn ^ 1]);
-        merge_columns<word>(runs[turn], runs[turn ^ 1], keys.operand.dim, values.row_bytes(),
+        merge_columns<word>(runs[turn], runs[turn ^ 1], keys.operand.words, values.row_bytes(),
                             stream, keys.of(moves.target, i / slot_group * slot_group));
         move_rows(values, moves, i, end, stream);
         i = end;
@@ -254,9 +257,9 @@ void move_lane(const tile_layout& layout, std::byte* arena, const move_list& mov
     if (first == moves.count) return;
     const bool stream =
         uint64_t{moves.count - first} * (keys.row_bytes() + values.row_bytes()) > bytes_past_caches;
-    if (layout.keys.dim_stride == 1) {
+    if (layout.keys.word_stride == 1) {
         move_row_major(keys, values, moves, first, stream);
-    } else if (element_bytes(layout.keys.type) == 2) {
+    } else if (layout.keys.word_bytes == 2) {
         move_native<uint16_t>(keys, values, moves, first, stream);
     } else {
         move_native<uint32_t>(keys, values, moves, first, stream);
@@ -287,21 +290,22 @@ void copy_block_slots(const tile_layout& layout, std::byte* arena, block_id sour
         return;
     }
     for (const operand_layout* operand : {&layout.keys, &layout.values}) {
-        const uint32_t size = element_bytes(operand->type);
+        const uint32_t size = operand->word_bytes;
         for (uint32_t head = 0; head < layout.kv_heads; ++head) {
-            if (operand->dim_stride == 1) {
+            if (operand->word_stride == 1) {
                 for (uint32_t slot = 0; slot < slots; ++slot) {
                     const int64_t row = operand->at(slot, head, 0);
-                    std::memcpy(to + row, from + row, std::size_t{operand->dim} * size);
+                    std::memcpy(to + row, from + row, std::size_t{operand->words} * size);
                 }
                 continue;
             }
             const uint32_t whole = slots / slot_group * slot_group;
             for (uint32_t slot = 0; slot < whole; slot += slot_group) {
                 const int64_t tile = operand->at(slot, head, 0);
-                std::memcpy(to + tile, from + tile, std::size_t{operand->dim} * slot_group * size);
+                std::memcpy(to + tile, from + tile,
+                            std::size_t{operand->words} * slot_group * size);
             }
-            for (uint32_t i = 0; slots != whole && i < operand->dim; ++i) {
+            for (uint32_t i = 0; slots != whole && i < operand->words; ++i) {
                 const int64_t line = operand->at(whole, head, i);
                 std::memcpy(to + line, from + line, std::size_t{slots - whole} * size);
             }

@@ -20,7 +20,7 @@ struct move_list {
 void move_slots(const tile_layout& layout, std::byte* arena, const move_list& moves);
 
 /// Copies slots [0, slots) of a block for all heads to another block of the same layout.
-void copy_block_slots(const tile_layout& layout, std::byte* arena, block_id source,
-                      block_id target, uint32_t slots);
+void copy_block_slots(const tile_layout& layout, std::byte* arena, block_id source, block_id target,
+                      uint32_t slots);
 
 }  // namespace kvrt

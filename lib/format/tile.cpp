@@ -6,46 +6,65 @@
 
 namespace kvrt {
 
+namespace {
+
+operand_layout operand_of(const format_description& format, uint32_t dim, tile_order order) {
+    operand_layout operand;
+    operand.format = &format;
+    operand.type = format.plain_type;
+    operand.dim = dim;
+    operand.inline_form = format.inline_form && order != tile_order::native;
+    if (operand.inline_form) {
+        operand.word_bytes = 2;
+        operand.words = inline_bytes(format, dim) / 2;
+    } else {
+        operand.word_bytes = operand.plain() ? element_bytes(format.plain_type) : record_word;
+        operand.words = record_bytes(format, dim) / operand.word_bytes;
+    }
+    return operand;
+}
+
+}  // namespace
+
 tile_layout make_tile_layout(tile_order order, uint32_t block_tokens, uint32_t kv_heads,
-                             uint32_t key_dim, uint32_t value_dim, element key_type,
-                             element value_type) {
+                             uint32_t key_dim, uint32_t value_dim,
+                             const format_description& key_format,
+                             const format_description& value_format) {
     tile_layout layout;
     layout.order = order;
     layout.block_tokens = block_tokens;
     layout.kv_heads = kv_heads;
-    layout.keys.type = key_type;
-    layout.keys.dim = key_dim;
-    layout.values.type = value_type;
-    layout.values.dim = value_dim;
+    layout.keys = operand_of(key_format, key_dim, order);
+    layout.values = operand_of(value_format, value_dim, order);
+    operand_layout& keys = layout.keys;
+    operand_layout& values = layout.values;
 
-    const uint32_t key_tile = round_up(block_tokens * key_dim * element_bytes(key_type), 64u);
-    const uint32_t value_tile = round_up(block_tokens * value_dim * element_bytes(value_type), 64u);
+    const uint32_t key_tile = round_up(block_tokens * keys.row_bytes(), 64u);
+    const uint32_t value_tile = round_up(block_tokens * values.row_bytes(), 64u);
     if (order == tile_order::native) {
         const uint32_t head_bytes = key_tile + value_tile;
-        layout.keys.group_stride = int64_t{slot_group} * key_dim;
-        layout.keys.slot_stride = 1;
-        layout.keys.dim_stride = slot_group;
-        layout.keys.head_stride = head_bytes / element_bytes(key_type);
-        layout.values.offset = key_tile;
-        layout.values.slot_stride = value_dim;
-        layout.values.group_stride = int64_t{slot_group} * value_dim;
-        layout.values.dim_stride = 1;
-        layout.values.head_stride = head_bytes / element_bytes(value_type);
+        keys.group_stride = int64_t{slot_group} * keys.words;
+        keys.slot_stride = 1;
+        keys.word_stride = slot_group;
+        keys.head_stride = head_bytes / keys.word_bytes;
+        values.offset = key_tile;
+        values.slot_stride = values.words;
+        values.group_stride = int64_t{slot_group} * values.words;
+        values.word_stride = 1;
+        values.head_stride = head_bytes / values.word_bytes;
         layout.block_bytes = head_bytes * kv_heads;
         return layout;
     }
-    for (operand_layout* operand : {&layout.keys, &layout.values}) {
+    for (operand_layout* operand : {&keys, &values}) {
         const bool by_head = order == tile_order::hnd;
-        operand->dim_stride = 1;
-        operand->slot_stride = by_head ? operand->dim : int64_t{kv_heads} * operand->dim;
-        operand->head_stride = by_head ? int64_t{block_tokens} * operand->dim : operand->dim;
+        operand->word_stride = 1;
+        operand->slot_stride = by_head ? operand->words : int64_t{kv_heads} * operand->words;
+        operand->head_stride = by_head ? int64_t{block_tokens} * operand->words : operand->words;
         operand->group_stride = slot_group * operand->slot_stride;
     }
-    const uint32_t key_bytes =
-        round_up(kv_heads * block_tokens * key_dim * element_bytes(key_type), 64u);
-    layout.values.offset = key_bytes;
-    layout.block_bytes =
-        key_bytes + round_up(kv_heads * block_tokens * value_dim * element_bytes(value_type), 64u);
+    values.offset = round_up(kv_heads * block_tokens * keys.row_bytes(), 64u);
+    layout.block_bytes = static_cast<uint32_t>(values.offset) +
+                         round_up(kv_heads * block_tokens * values.row_bytes(), 64u);
     return layout;
 }
 

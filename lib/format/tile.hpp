@@ -6,13 +6,16 @@
 //   HND:     all keys [kv_head][slot][dim], then all values likewise.
 //   NHD:     all keys [slot][kv_head][dim], then all values likewise.
 //
-// All three are the same affine map with different strides.
+// All three are the same affine map with different strides. What they arrange are words: elements
+// of plain formats, words of 4 bytes of the others' records (format.hpp), of which a native key
+// tile is the transpose: word w of 16 slots side by side. HND and NHD hold records in their foreign
+// form, where a format has one, in words of 2 bytes.
 #pragma once
 
 #include <cstddef>
 #include <cstdint>
 
-#include "format/element.hpp"
+#include "format/format.hpp"
 
 namespace kvrt {
 
@@ -20,21 +23,43 @@ inline constexpr uint32_t slot_group = 16;
 
 enum class tile_order : uint32_t { native = 0, hnd = 1, nhd = 2 };
 
-/// One operand (keys or values) of a block. Strides in elements, offset in bytes from the block.
+/// One operand (keys or values) of a block. Strides in words, offset in bytes from the block.
 struct operand_layout {
-    element type = element::f16;
-    uint32_t dim = 0;
+    const format_description* format = nullptr;
+    element type = element::f16;  ///< of plain formats
+    uint32_t dim = 0;             ///< channels of a row
+    uint32_t words = 0;           ///< of a row; dim for plain formats
+    uint32_t word_bytes = 2;
     int64_t offset = 0;
     int64_t group_stride = 0;  ///< between groups of 16 slots
     int64_t slot_stride = 0;   ///< within a group
     int64_t head_stride = 0;
-    int64_t dim_stride = 0;
+    int64_t word_stride = 0;
 
-    /// Bytes from the block's start to [slot, head, dim].
-    int64_t at(uint32_t slot, uint32_t head, uint32_t dimension) const {
-        return offset + static_cast<int64_t>(element_bytes(type)) *
+    // Constants of the lane, owned by the model's geometry; null where the format needs none.
+    const float* scales = nullptr;         ///< [kv_heads]
+    const float* channel_means = nullptr;  ///< [kv_heads][dim]
+    const float* channel_scales = nullptr;
+    bool rotated = false;      ///< records hold rows in the basis of rotation.hpp
+    bool inline_form = false;  ///< records lie in their foreign form
+
+    bool plain() const { return format->kind == format_class::plain; }
+    uint32_t row_bytes() const { return words * word_bytes; }
+    row_constants constants(uint32_t head) const {
+        row_constants made;
+        if (scales != nullptr) made.scale = scales[head];
+        if (channel_means != nullptr) {
+            made.channel_mean = channel_means + std::size_t{head} * dim;
+            made.channel_scale = channel_scales + std::size_t{head} * dim;
+        }
+        return made;
+    }
+
+    /// Bytes from the block's start to [slot, head, word].
+    int64_t at(uint32_t slot, uint32_t head, uint32_t word) const {
+        return offset + static_cast<int64_t>(word_bytes) *
                             (slot / slot_group * group_stride + slot % slot_group * slot_stride +
-                             head * head_stride + dimension * dim_stride);
+                             head * head_stride + word * word_stride);
     }
 };
 
@@ -49,7 +74,17 @@ struct tile_layout {
 
 /// Lays out a block. block_tokens is a multiple of 16, dims are multiples of 8.
 tile_layout make_tile_layout(tile_order order, uint32_t block_tokens, uint32_t kv_heads,
-                             uint32_t key_dim, uint32_t value_dim, element key_type,
-                             element value_type);
+                             uint32_t key_dim, uint32_t value_dim,
+                             const format_description& key_format,
+                             const format_description& value_format);
+
+/// The same for plain formats, by their elements.
+inline tile_layout make_tile_layout(tile_order order, uint32_t block_tokens, uint32_t kv_heads,
+                                    uint32_t key_dim, uint32_t value_dim, element key_type,
+                                    element value_type) {
+    return make_tile_layout(order, block_tokens, kv_heads, key_dim, value_dim,
+                            *find_format(static_cast<uint32_t>(key_type)),
+                            *find_format(static_cast<uint32_t>(value_type)));
+}
 
 }  // namespace kvrt

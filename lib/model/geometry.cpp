@@ -3,29 +3,11 @@
 #include <cmath>
 
 #include "base/sized_struct.hpp"
+#include "model/storage.hpp"
 
 namespace kvrt {
 
 namespace {
-
-status resolve_format(uint32_t format, const char* field, uint32_t layer, element& out) {
-    switch (format) {
-        case KV_FORMAT_F32:
-            out = element::f32;
-            return KV_OK;
-        case KV_FORMAT_DEFAULT:
-        case KV_FORMAT_F16:
-            out = element::f16;
-            return KV_OK;
-        case KV_FORMAT_BF16:
-            out = element::bf16;
-            return KV_OK;
-        default:
-            return fail(KV_UNSUPPORTED,
-                        "layer {}: {} is {}: this library stores KV_FORMAT_F32, F16 and BF16",
-                        layer, field, format);
-    }
-}
 
 status check_dim(uint32_t dim, const char* field, uint32_t layer) {
     if (dim < min_head_dim || dim > max_head_dim || dim % head_dim_multiple != 0) {
@@ -85,18 +67,20 @@ status find_class(uint32_t block_bytes, uint32_t positions, model_geometry& out,
 }
 
 status describe_lane(const kv_layer& layer, uint32_t index, tile_order order, model_geometry& out,
-                     lane_geometry& lane) {
-    element key_type = element::f16;
-    element value_type = element::f16;
-    KVRT_TRY(resolve_format(layer.key_format, "key_format", index, key_type));
-    KVRT_TRY(resolve_format(layer.value_format, "value_format", index, value_type));
+                     float*& next_value, lane_geometry& lane) {
+    const format_description* key_format = nullptr;
+    const format_description* value_format = nullptr;
+    KVRT_TRY(resolve_format(layer.key_format, "key_format", index, key_format));
+    KVRT_TRY(resolve_format(layer.value_format, "value_format", index, value_format));
     lane.layer = index;
     lane.kv_heads = layer.kv_heads;
     lane.window = layer.window;
     lane.window_sinks = layer.window_sinks;
+    lane.first_counter = out.counters;
+    out.counters += 2 * layer.kv_heads;
     const uint64_t bytes =
         uint64_t{out.block_tokens} * layer.kv_heads *
-        (layer.key_dim * element_bytes(key_type) + layer.value_dim * element_bytes(value_type));
+        (record_bytes(*key_format, layer.key_dim) + record_bytes(*value_format, layer.value_dim));
     if (bytes + guard_bytes > slab_bytes) {
         return fail(KV_UNSUPPORTED,
                     "layer {}: a block of {} tokens takes {} bytes, more than a slab of {}: use a "
@@ -104,7 +88,11 @@ status describe_lane(const kv_layer& layer, uint32_t index, tile_order order, mo
                     index, out.block_tokens, bytes, slab_bytes);
     }
     lane.layout = make_tile_layout(order, out.block_tokens, layer.kv_heads, layer.key_dim,
-                                   layer.value_dim, key_type, value_type);
+                                   layer.value_dim, *key_format, *value_format);
+    KVRT_TRY(take_storage(layer.key_storage, layer.kv_heads, "key_storage", index, next_value,
+                          lane.layout.keys));
+    KVRT_TRY(take_storage(layer.value_storage, layer.kv_heads, "value_storage", index, next_value,
+                          lane.layout.values));
     return find_class(lane.layout.block_bytes, layer.kv_heads * out.block_tokens, out,
                       lane.class_index);
 }
@@ -183,11 +171,14 @@ status describe_model(const kv_model* model_argument, uint32_t block_tokens, til
         KVRT_TRY(read_layer(model, i, layer));
         if (layer.sink_logits != nullptr) head_values += layer.query_heads;
         if (layer.alibi_slopes != nullptr) head_values += layer.query_heads;
-        if ((layer.flags & KV_LAYER_SHARED) == 0) ++lane_count;
+        if ((layer.flags & KV_LAYER_SHARED) == 0) {
+            ++lane_count;
+            head_values += 2 * uint64_t{layer.kv_heads};  // static scales, at most
+        }
     }
     KVRT_TRY(out.layers.allocate(allocator, model.layer_count, "layers"));
     KVRT_TRY(out.lanes.allocate(allocator, lane_count, "lanes"));
-    KVRT_TRY(out.head_values.allocate(allocator, head_values, "sink logits and slopes"));
+    KVRT_TRY(out.head_values.allocate(allocator, head_values, "sink logits, slopes and scales"));
 
     float* next_value = out.head_values.data();
     uint32_t next_lane = 0;
@@ -198,7 +189,7 @@ status describe_model(const kv_model* model_argument, uint32_t block_tokens, til
         target.stores = (layer.flags & KV_LAYER_SHARED) == 0;
         if (target.stores) {
             target.lane = next_lane++;
-            KVRT_TRY(describe_lane(layer, i, order, out, out.lanes[target.lane]));
+            KVRT_TRY(describe_lane(layer, i, order, out, next_value, out.lanes[target.lane]));
         } else {
             KVRT_TRY(check_shared(layer, i, out, target.lane));
         }

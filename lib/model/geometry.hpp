@@ -43,6 +43,7 @@ struct lane_geometry {
     uint32_t kv_heads = 0;
     uint32_t window = 0;
     uint32_t window_sinks = 0;
+    uint32_t first_counter = 0;  ///< of 2 * kv_heads: saturated keys, then values, by head
     /// Policies may choose its survivors: no reader of this lane masks by a window, whose edge
     /// would differ from head to head once sets of survivors do.
     bool evictable = true;
@@ -55,7 +56,8 @@ struct model_geometry {
     host_array<lane_geometry> lanes;
     std::array<block_store::class_description, max_block_classes> classes = {};
     uint32_t class_count = 0;
-    host_array<float> head_values;  ///< sink logits and ALiBi slopes of all layers
+    uint32_t counters = 0;  ///< of all lanes
+    host_array<float> head_values;  ///< sink logits, ALiBi slopes and static scales of all layers
 
     uint32_t blocks_for(uint32_t slots) const { return ceil_divide(slots, block_tokens); }
 };

@@ -11,6 +11,7 @@
 #include <hwy/foreach_target.h>
 #include <hwy/highway.h>
 
+#include "format/rows.hpp"
 #include "format/vector-inl.hpp"
 #include "retention/scores.hpp"
 
@@ -23,7 +24,6 @@ using float_tag = hn::CappedTag<float, slot_group>;
 using floats = hn::Vec<float_tag>;
 constexpr uint32_t vector_slots = static_cast<uint32_t>(hn::MaxLanes(float_tag()));
 
-constexpr uint32_t widest_key = 256;
 constexpr uint32_t most_heads_at_once = 8;
 
 // Tiles of one head lie apart; so many tiles ahead are on their way into the second-level cache.
@@ -35,9 +35,11 @@ struct key_source {
     const block_id* blocks;
     uint32_t head;
 
+    const std::byte* block(uint32_t slot) const {
+        return block_address(arena, blocks[slot / layout.block_tokens]);
+    }
     const std::byte* at(uint32_t slot) const {
-        return block_address(arena, blocks[slot / layout.block_tokens]) +
-               layout.keys.at(slot % layout.block_tokens, head, 0);
+        return block(slot) + layout.keys.at(slot % layout.block_tokens, head, 0);
     }
 };
 
@@ -70,37 +72,46 @@ void visit_dim_major(const key_source& keys, uint32_t first_slot, uint32_t end_s
     }
 }
 
-template <element type, class tile_kernel>
-void visit_row_major(const key_source& keys, uint32_t first_slot, uint32_t end_slot,
-                     const tile_kernel& kernel) {
-    const uint32_t dim = keys.layout.keys.dim;
-    alignas(64) uint32_t rows[slot_group][widest_key];
-    alignas(64) uint32_t tile[widest_key * slot_group];
+// Tiles of f32, of rows that fill(slot, row) makes from however they are stored.
+template <class tile_kernel, class row_source>
+void visit_rows(uint32_t dim, uint32_t first_slot, uint32_t end_slot, const tile_kernel& kernel,
+                const row_source& fill) {
+    alignas(64) uint32_t rows[slot_group][widest_row] = {};
+    alignas(64) uint32_t tile[widest_row * slot_group];
     const uint32_t* row_pointers[slot_group];
     for (uint32_t s = 0; s < slot_group; ++s) row_pointers[s] = rows[s];
     for (uint32_t slot = first_slot; slot < end_slot; slot += slot_group) {
-        for (uint32_t s = 0; s < slot_group; ++s) {
-            convert_run<type, element::f32>(keys.at(slot + s),
-                                            reinterpret_cast<std::byte*>(rows[s]), dim);
-        }
+        const uint32_t slots = HWY_MIN(slot_group, end_slot - slot);
+        for (uint32_t s = 0; s < slots; ++s) fill(slot + s, reinterpret_cast<float*>(rows[s]));
         transpose_rows(row_pointers, dim, tile);
         tile_prefetch none;
-        kernel.template tile<element::f32>(reinterpret_cast<const std::byte*>(tile), slot,
-                                           HWY_MIN(slot_group, end_slot - slot), none);
+        kernel.template tile<element::f32>(reinterpret_cast<const std::byte*>(tile), slot, slots,
+                                           none);
     }
 }
 
 template <class tile_kernel>
 void visit_tiles(const key_source& keys, uint32_t first_slot, uint32_t end_slot,
                  const tile_kernel& kernel) {
+    const operand_layout& operand = keys.layout.keys;
+    if (!operand.plain()) {
+        return visit_rows(operand.dim, first_slot, end_slot, kernel,
+                          [&](uint32_t slot, float* row) {
+                              read_row(operand, keys.block(slot), slot % keys.layout.block_tokens,
+                                       keys.head, row);
+                          });
+    }
     const auto visit = [&](auto type) {
-        if (keys.layout.keys.dim_stride == 1) {
-            visit_row_major<decltype(type)::value>(keys, first_slot, end_slot, kernel);
-        } else {
-            visit_dim_major<decltype(type)::value>(keys, first_slot, end_slot, kernel);
+        constexpr element stored = decltype(type)::value;
+        if (operand.word_stride != 1) {
+            return visit_dim_major<stored>(keys, first_slot, end_slot, kernel);
         }
+        visit_rows(operand.dim, first_slot, end_slot, kernel, [&](uint32_t slot, float* row) {
+            convert_run<stored, element::f32>(keys.at(slot), reinterpret_cast<std::byte*>(row),
+                                              operand.dim);
+        });
     };
-    switch (keys.layout.keys.type) {
+    switch (operand.type) {
         case element::f32:
             return visit(std::integral_constant<element, element::f32>());
         case element::f16:

@@ -3,6 +3,7 @@
 
 #include "base/executor.hpp"
 #include "device/cpu_memory.hpp"
+#include "format/encode.hpp"
 #include "memory/blocks.hpp"
 #include "model/geometry.hpp"
 #include "sequence/sequence.hpp"
@@ -25,8 +26,16 @@ struct cache {
     fence_clock fences;
     sequence_table sequences;
     cache_limits limits;
-    bool any_window = false;  ///< some lane has a window
+    bool any_window = false;         ///< some lane has a window
+    host_array<uint64_t> saturated;  ///< elements written, by lane_geometry::first_counter
 };
+
+/// Where what saturates in a lane is counted.
+inline saturation_counts saturation_of(cache& store, uint32_t lane) {
+    const lane_geometry& geometry = store.model.lanes[lane];
+    uint64_t* first = store.saturated.data() + geometry.first_counter;
+    return {first, first + geometry.kv_heads};
+}
 
 /// Sets how many tokens the sequence takes without asking: none while others read a tail block.
 void measure_room(const cache& store, sequence& owner);

@@ -43,8 +43,8 @@ void describe(const exporter& from) {
         tables.slot_positions_count += uint64_t{from.slots(i)} * layout.kv_heads;
     }
     tables.layout = static_cast<uint32_t>(layout.order);
-    tables.key_format = static_cast<uint32_t>(layout.keys.type);
-    tables.value_format = static_cast<uint32_t>(layout.values.type);
+    tables.key_format = layout.keys.format->id;
+    tables.value_format = layout.values.format->id;
     tables.block_tokens = layout.block_tokens;
     tables.slot_group = slot_group;
     tables.base = from.store.blocks.arena();
@@ -56,14 +56,18 @@ void describe(const exporter& from) {
     tables.key_stride_group = layout.keys.group_stride;
     tables.key_stride_slot = layout.keys.slot_stride;
     tables.key_stride_head = layout.keys.head_stride;
-    tables.key_stride_dim = layout.keys.dim_stride;
+    tables.key_stride_dim = layout.keys.word_stride;
     tables.value_stride_group = layout.values.group_stride;
     tables.value_stride_slot = layout.values.slot_stride;
     tables.value_stride_head = layout.values.head_stride;
-    tables.value_stride_dim = layout.values.dim_stride;
+    tables.value_stride_dim = layout.values.word_stride;
     tables.fence = from.source.number;
-    tables.key_scales = nullptr;
-    tables.value_scales = nullptr;
+    tables.key_scales = layout.keys.scales;
+    tables.value_scales = layout.values.scales;
+    tables.key_words = layout.keys.words;
+    tables.value_words = layout.values.words;
+    tables.key_word_bytes = layout.keys.word_bytes;
+    tables.value_word_bytes = layout.values.word_bytes;
 }
 
 status check_capacities(const exporter& from) {

@@ -75,7 +75,7 @@ status step_write(step& target, uint32_t layer, const kv_tensor* keys, const kv_
         item.owner->written_rows = item.rows;
     }
     write_rows(layout, store.blocks.arena(), target.arrays->write_items.data(), target.item_count,
-               key_view, value_view, store.threads);
+               key_view, value_view, saturation_of(store, geometry.lane), store.threads);
     target.arrays->lane_written[geometry.lane] = 1;
     return KV_OK;
 }

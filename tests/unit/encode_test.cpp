@@ -129,7 +129,7 @@ void check_write(tile_order order, uint32_t block_tokens, uint32_t kv_heads, uin
     }
 
     write_rows(cache.layout, cache.arena, items.data(), static_cast<uint32_t>(items.size()),
-               keys.view, values.view, threads);
+               keys.view, values.view, {}, threads);
     CHECK(std::memcmp(cache.arena, expected.data(), expected.size()) == 0);
 }
 
@@ -174,7 +174,7 @@ TEST_CASE("NaN stays NaN and infinity stays infinity in every conversion") {
             write_item item;
             item.blocks = cache.blocks.data();
             item.rows = 16;
-            write_rows(cache.layout, cache.arena, &item, 1, view, view, alone);
+            write_rows(cache.layout, cache.arena, &item, 1, view, view, {}, alone);
             for (uint32_t i = 0; i < rows.size(); ++i) {
                 for (bool value : {false, true}) {
                     const double got = cache.get(value, i / 32, 0, i % 32);

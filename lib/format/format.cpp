@@ -1,0 +1,77 @@
+#include "format/format.hpp"
+
+#include <algorithm>
+#include <cstring>
+
+#include "base/checked.hpp"
+#include "format/formats.hpp"
+
+namespace kvrt {
+
+namespace {
+
+constexpr format_description f32_format = {
+    .id = KV_FORMAT_F32, .name = "f32", .plain_type = element::f32, .code_bits = 32};
+constexpr format_description f16_format = {
+    .id = KV_FORMAT_F16, .name = "f16", .plain_type = element::f16, .code_bits = 16};
+constexpr format_description bf16_format = {
+    .id = KV_FORMAT_BF16, .name = "bf16", .plain_type = element::bf16, .code_bits = 16};
+
+const format_description* const formats[] = {
+    &f32_format,       &f16_format,        &bf16_format,       &fp8_e4m3_format, &fp8_e5m2_format,
+    &fp8_token_format, &int8_token_format, &int4_token_format, &q8_0_format,     &q4_0_format,
+    &q4_1_format,      &nvfp4_format,      &mxfp4_format,
+};
+
+}  // namespace
+
+const format_description* find_format(uint32_t id) {
+    if (id == KV_FORMAT_DEFAULT) return &f16_format;
+    for (const format_description* format : formats) {
+        if (format->id == id) return format;
+    }
+    return nullptr;
+}
+
+uint32_t record_bytes(const format_description& format, uint32_t dim) {
+    if (format.kind == format_class::plain) return dim * format.code_bits / 8;
+    return round_up(inline_bytes(format, dim), record_word);
+}
+
+uint32_t inline_bytes(const format_description& format, uint32_t dim) {
+    return format.code_bytes(dim) + format.groups(dim) * format.group_bytes;
+}
+
+namespace {
+
+/// Calls move(record's offset, row's offset, bytes) for each part of each group.
+template <class callable>
+void walk_inline(const format_description& format, uint32_t dim, const callable& move) {
+    uint32_t codes = 0, meta = format.code_bytes(dim), row = 0;
+    for (uint32_t at = 0; at < dim; at += format.group_of(dim)) {
+        const uint32_t count = std::min(format.group_of(dim), dim - at);
+        move(meta, row, format.group_bytes);
+        move(codes, row + format.group_bytes, format.code_bytes(count));
+        meta += format.group_bytes;
+        codes += format.code_bytes(count);
+        row += format.group_bytes + format.code_bytes(count);
+    }
+}
+
+}  // namespace
+
+void to_inline(const format_description& format, uint32_t dim, const std::byte* record,
+               std::byte* row) {
+    walk_inline(format, dim, [&](uint32_t from, uint32_t to, uint32_t bytes) {
+        std::memcpy(row + to, record + from, bytes);
+    });
+}
+
+void from_inline(const format_description& format, uint32_t dim, const std::byte* row,
+                 std::byte* record) {
+    walk_inline(format, dim, [&](uint32_t to, uint32_t from, uint32_t bytes) {
+        std::memcpy(record + to, row + from, bytes);
+    });
+}
+
+}  // namespace kvrt

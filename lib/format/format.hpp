@@ -1,0 +1,74 @@
+// How keys or values are stored. A *record* is what one token leaves of one KV head: codes, then
+// the metadata of their groups, in words of 4 bytes. Formats of plain elements have none: their
+// records are the elements.
+//
+// Each format describes itself in a file of its own; format.cpp lists them. A format is token-local
+// when a record depends on nothing but the token's own vector and constants of the lane: such
+// records are moved, shared and evicted one by one, byte for byte.
+//
+// Codes of 4 bits: in a group of g channels, byte j holds channel j in its low nibble and channel
+// j + g/2 in its high one, as llama.cpp's types do. Groups are cut from the front; the last may be
+// shorter.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+#include "format/element.hpp"
+#include "kvrt/kvrt.h"
+
+namespace kvrt {
+
+inline constexpr uint32_t record_word = 4;
+inline constexpr uint32_t widest_row = 256;  ///< dimensions of a head
+inline constexpr uint32_t most_record_bytes = 2 * widest_row;
+
+/// What a lane's operand is stored with, besides what each token brings; the same for its lifetime.
+struct row_constants {
+    float scale = 1.0f;                   ///< static scale of this head (fp8), or of the layer
+    const float* channel_mean = nullptr;  ///< [dim] of this head (affine formats)
+    const float* channel_scale = nullptr;
+};
+
+/// Encodes a row of `dim` finite or other numbers; returns how many of them saturated.
+using encode_record = uint32_t (*)(const float* row, uint32_t dim, const row_constants& constants,
+                                   std::byte* record);
+using decode_record = void (*)(const std::byte* record, uint32_t dim,
+                               const row_constants& constants, float* row);
+
+enum class format_class { plain, token_local };
+
+struct format_description {
+    uint32_t id = 0;  ///< KV_FORMAT_*
+    const char* name = nullptr;
+    format_class kind = format_class::plain;
+    element plain_type = element::f32;  ///< of plain ones
+    uint32_t code_bits = 0;             ///< per channel
+    uint32_t group = 0;                 ///< channels that share metadata; 0: the whole row
+    uint32_t group_bytes = 0;           ///< of metadata per group
+    bool takes_scales = false;          ///< static ones have a meaning
+    bool needs_scales = false;          ///< and must be given
+    bool inline_form = false;           ///< groups have a foreign form: metadata, then codes
+    encode_record encode = nullptr;     ///< not of plain ones
+    decode_record decode = nullptr;
+
+    uint32_t group_of(uint32_t dim) const { return group == 0 || group > dim ? dim : group; }
+    uint32_t groups(uint32_t dim) const { return (dim + group_of(dim) - 1) / group_of(dim); }
+    uint32_t code_bytes(uint32_t dim) const { return dim * code_bits / 8; }
+};
+
+/// NULL for an id that this library does not store. KV_FORMAT_DEFAULT is f16.
+const format_description* find_format(uint32_t id);
+
+/// Bytes of a row: of a record padded to record_word, or of plain elements.
+uint32_t record_bytes(const format_description& format, uint32_t dim);
+
+/// The foreign form of a record has the metadata of each group in front of its codes, and no
+/// padding.
+uint32_t inline_bytes(const format_description& format, uint32_t dim);
+void to_inline(const format_description& format, uint32_t dim, const std::byte* record,
+               std::byte* row);
+void from_inline(const format_description& format, uint32_t dim, const std::byte* row,
+                 std::byte* record);
+
+}  // namespace kvrt

@@ -1,0 +1,19 @@
+// The formats, one description each; find_format knows them by id.
+#pragma once
+
+#include "format/format.hpp"
+
+namespace kvrt {
+
+extern const format_description fp8_e4m3_format;
+extern const format_description fp8_e5m2_format;
+extern const format_description fp8_token_format;
+extern const format_description int8_token_format;
+extern const format_description int4_token_format;
+extern const format_description q8_0_format;
+extern const format_description q4_0_format;
+extern const format_description q4_1_format;
+extern const format_description nvfp4_format;
+extern const format_description mxfp4_format;
+
+}  // namespace kvrt

@@ -1,0 +1,52 @@
+// Pieces that the formats' encoders and decoders share: metadata in records, the reach of a group.
+#pragma once
+
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+
+#include "format/element.hpp"
+
+namespace kvrt {
+
+inline constexpr float largest_f16 = 65504.0f;
+
+template <class number>
+void store_number(std::byte* address, number value) {
+    std::memcpy(address, &value, sizeof value);
+}
+
+template <class number>
+number load_number(const std::byte* address) {
+    number value;
+    std::memcpy(&value, address, sizeof value);
+    return value;
+}
+
+inline void store_f16(std::byte* address, float value) { store_number(address, f32_to_f16(value)); }
+inline float load_f16(const std::byte* address) {
+    return f16_to_f32(load_number<uint16_t>(address));
+}
+
+/// Least and largest number of a group, and whether all are finite. A group that is not finite has
+/// no codes: its metadata become NaN, and with them the whole group.
+struct group_reach {
+    float least = 0.0f, largest = 0.0f;
+    bool finite = true;
+
+    float magnitude() const { return std::max(-least, largest); }
+};
+
+inline group_reach reach_of(const float* row, uint32_t count) {
+    group_reach reach{row[0], row[0], true};
+    float flaw = 0.0f;  // x * 0 is NaN unless x is finite
+    for (uint32_t i = 0; i < count; ++i) {
+        reach.least = std::min(reach.least, row[i]);
+        reach.largest = std::max(reach.largest, row[i]);
+        flaw += row[i] * 0.0f;
+    }
+    reach.finite = flaw == 0.0f;
+    return reach;
+}
+
+}  // namespace kvrt

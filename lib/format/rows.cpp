@@ -1,0 +1,40 @@
+#include "format/rows.hpp"
+
+#include <cstring>
+
+#include "format/rotation.hpp"
+
+namespace kvrt {
+
+void gather_record(const operand_layout& operand, const std::byte* block, uint32_t slot,
+                   uint32_t head, std::byte* record) {
+    const std::byte* source = block + operand.at(slot, head, 0);
+    if (operand.inline_form) {
+        from_inline(*operand.format, operand.dim, source, record);
+        return;
+    }
+    if (operand.word_stride == 1) {
+        std::memcpy(record, source, operand.row_bytes());
+        return;
+    }
+    const int64_t step = operand.word_stride * int64_t{record_word};
+    for (uint32_t word = 0; word < operand.words; ++word, source += step) {
+        std::memcpy(record + word * record_word, source, record_word);
+    }
+}
+
+void read_row(const operand_layout& operand, const std::byte* block, uint32_t slot, uint32_t head,
+              float* row) {
+    if (operand.plain()) {
+        for (uint32_t i = 0; i < operand.dim; ++i) {
+            row[i] = load_element(block + operand.at(slot, head, i), operand.type);
+        }
+        return;
+    }
+    alignas(record_word) std::byte record[most_record_bytes];
+    gather_record(operand, block, slot, head, record);
+    operand.format->decode(record, operand.dim, operand.constants(head), row);
+    if (operand.rotated) rotate_row(row, operand.dim);
+}
+
+}  // namespace kvrt

@@ -1,0 +1,17 @@
+// Reading stored rows one at a time, wherever and however they lie: for the reference, for scores,
+// and for whoever is not in a hurry.
+#pragma once
+
+#include "format/tile.hpp"
+
+namespace kvrt {
+
+/// Copies the record of [slot, head] out of a block, word by word. Not for plain formats.
+void gather_record(const operand_layout& operand, const std::byte* block, uint32_t slot,
+                   uint32_t head, std::byte* record);
+
+/// The row of [slot, head] as f32, in the basis it was written in.
+void read_row(const operand_layout& operand, const std::byte* block, uint32_t slot, uint32_t head,
+              float* row);
+
+}  // namespace kvrt
