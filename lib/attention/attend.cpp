@@ -37,8 +37,14 @@ uint64_t partial_floats(const attend_layer& layer, uint32_t rows) {
         uint64_t{rows} * layer.query_heads * (layer.layout.values.dim + uint64_t{2}), 16);
 }
 
-uint64_t query_floats(const attend_layer& layer) {
+uint64_t plain_query_floats(const attend_layer& layer) {
     return round_up<uint64_t>(uint64_t{layer.query_heads} * layer.layout.keys.dim, 16);
+}
+
+/// Of a decode: the row's queries, and behind them the same for integer codes.
+uint64_t query_floats(const attend_layer& layer) {
+    return plain_query_floats(layer) +
+           uint64_t{layer.query_heads} * coded_query_bytes(layer) / sizeof(float);
 }
 
 struct task {
@@ -53,6 +59,9 @@ struct task {
     uint32_t first_unit;
 
     uint32_t rows() const { return end_row - first_row; }
+    std::byte* coded_queries(const attend_layer& layer) const {
+        return reinterpret_cast<std::byte*>(queries + plain_query_floats(layer));
+    }
     partial_softmax partial(const attend_layer& layer, uint32_t piece) const {
         float* base = partials + piece * stride;
         const uint64_t vectors = uint64_t{rows()} * layer.query_heads;
@@ -65,8 +74,7 @@ task make_task(const attend_layer& layer, const attend_item& item, uint32_t firs
     task made{};
     made.item = &item;
     made.first_row = first_row;
-    made.decode = item.rows == 1 && layer.layout.order == tile_order::native &&
-                  layer.layout.keys.plain() && layer.layout.values.plain();
+    made.decode = item.rows == 1 && decode_reads(layer);
     made.end_row = made.decode ? 1 : std::min(item.rows, first_row + rows_per_task(layer));
     made.slots = item.slots - (item.rows - made.end_row);
     const bool cut = item.rows <= max_cut_rows;
@@ -156,6 +164,7 @@ void run_unit(const attend_call& call, const wave& in, uint32_t unit) {
     piece.first_row = mine.first_row;
     piece.end_row = mine.end_row;
     piece.queries = mine.queries;
+    if (mine.decode) piece.coded_queries = mine.coded_queries(layer);
     if (mine.decode) {
         attend_decode(piece, mine.partial(layer, number));
     } else {
@@ -197,6 +206,9 @@ void attend(const attend_call& call, executor& threads) {
             const task& mine = current.tasks[t];
             if (mine.decode) {
                 load_queries(call, mine.item->first_row, 0, layer.query_heads, mine.queries);
+                if (coded_query_bytes(layer) != 0) {
+                    encode_queries(layer, mine.queries, mine.coded_queries(layer));
+                }
             }
         });
         threads.for_each(current.units, [&](uint32_t unit) { run_unit(call, current, unit); });

@@ -2,8 +2,9 @@
 //
 // A run is up to 64 slots. For each KV head of a run: scores of all its query heads (a register
 // holds 16 slots of one dimension, so there are no horizontal sums), the softmax of the run, then
-// the weighted values. While a tile is used, the tile that comes next for the same place in the run
-// (next head, or the next run's block through the table) is prefetched.
+// the weighted values. Operands of integer codes are taken by codes-inl.hpp instead. While a tile
+// is used, the tile that comes next for the same place in the run (next head, or the next run's
+// block through the table) is prefetched.
 
 #include "attention/kernels.hpp"
 #include "base/simd_targets.hpp"
@@ -17,6 +18,7 @@
 #include <cmath>
 #include <limits>
 
+#include "attention/codes-inl.hpp"
 #include "attention/softmax-inl.hpp"
 #include "base/checked.hpp"
 #include "format/rotation.hpp"
@@ -192,6 +194,85 @@ value_function value_of(element type, uint32_t heads) {
     }
 }
 
+// Where there is no 8-bit dot product, integer codes are left to the blocked kernel.
+#if HWY_TARGET == HWY_AVX3
+
+bool reads_codes() {
+    static const bool has_dot_products = __builtin_cpu_supports("avx512vnni") != 0;
+    return has_dot_products;
+}
+
+template <code_kind kind>
+void score_coded_heads(const run_tiles& tiles, const coded_operand& keys, uint32_t heads,
+                       const std::byte* queries, uint32_t query_bytes, float* scores) {
+    constexpr decltype(&score_codes<kind, 1>) table[max_together] = {
+        score_codes<kind, 1>, score_codes<kind, 2>, score_codes<kind, 3>, score_codes<kind, 4>,
+        score_codes<kind, 5>, score_codes<kind, 6>, score_codes<kind, 7>, score_codes<kind, 8>};
+    table[heads - 1](tiles.keys, tiles.next_keys, tiles.groups, keys, queries, query_bytes, scores);
+}
+
+void score_coded(const run_tiles& tiles, const operand_layout& layout, uint32_t head,
+                 uint32_t heads, const std::byte* queries, uint32_t query_bytes, float* scores) {
+    const coded_operand keys(layout, head);
+    switch (keys.reading.codes) {
+        case code_kind::signed_bytes:
+            return score_coded_heads<code_kind::signed_bytes>(tiles, keys, heads, queries,
+                                                              query_bytes, scores);
+        case code_kind::nibbles:
+            return score_coded_heads<code_kind::nibbles>(tiles, keys, heads, queries, query_bytes,
+                                                         scores);
+        default:
+            return score_coded_heads<code_kind::e2m1_nibbles>(tiles, keys, heads, queries,
+                                                              query_bytes, scores);
+    }
+}
+
+void add_coded_values(const run_tiles& tiles, const operand_layout& layout, uint32_t head,
+                      uint32_t heads, const float* weights, uint32_t first, uint32_t end,
+                      float* out) {
+    const coded_operand values(layout, head);
+    switch (values.reading.codes) {
+        case code_kind::signed_bytes:
+            return add_code_values<code_kind::signed_bytes>(tiles.values, tiles.next_values, values,
+                                                            heads, weights, first, end, out);
+        case code_kind::nibbles:
+            return add_code_values<code_kind::nibbles>(tiles.values, tiles.next_values, values,
+                                                       heads, weights, first, end, out);
+        default:
+            return add_code_values<code_kind::e2m1_nibbles>(tiles.values, tiles.next_values, values,
+                                                            heads, weights, first, end, out);
+    }
+}
+
+void encode_query_heads(const attend_layer& layer, const float* queries, std::byte* out) {
+    const coded_operand keys(layer.layout.keys, 0);
+    const uint32_t bytes = coded_query_bytes(layer);
+    for (uint32_t head = 0; head < layer.query_heads; ++head) {
+        encode_query(queries + uint64_t{head} * keys.dim, keys, out + uint64_t{head} * bytes);
+    }
+}
+
+#else
+
+bool reads_codes() { return false; }
+
+void score_coded(const run_tiles&, const operand_layout&, uint32_t, uint32_t, const std::byte*,
+                 uint32_t, float*) {}
+void add_coded_values(const run_tiles&, const operand_layout&, uint32_t, uint32_t, const float*,
+                      uint32_t, uint32_t, float*) {}
+void encode_query_heads(const attend_layer&, const float*, std::byte*) {}
+
+#endif
+
+bool reads(const operand_layout& operand) {
+    return operand.plain() || (reads_codes() && operand.format->reading.codes != code_kind::none);
+}
+
+bool reads_layer(const attend_layer& layer) {
+    return layer.layout.order == tile_order::native && reads(layer.layout.keys) &&
+           reads(layer.layout.values);
+}
+
 struct decoder {
     const attend_piece& piece;
     const partial_softmax& partial;
@@ -199,6 +280,7 @@ struct decoder {
     const tile_layout& layout;
     uint32_t group;
     uint32_t key_head_bytes, value_head_bytes;
+    uint32_t query_bytes;  // of a query head for integer codes
 
     const std::byte* block_of(uint32_t slot) const {
         return block_address(piece.call->arena, piece.item->blocks[slot / layout.block_tokens]);
@@ -250,15 +332,26 @@ struct decoder {
             const uint32_t heads = std::min(max_together, group - done);
             const uint32_t query_head = head * group + done;
             float* values = partial.values + uint64_t{query_head} * value_dim;
-            score_of(layout.keys.type, heads)(tiles, queries + done * key_dim, key_dim, scores);
+            if (layout.keys.plain()) {
+                score_of(layout.keys.type, heads)(tiles, queries + done * key_dim, key_dim, scores);
+            } else {
+                score_coded(tiles, layout.keys, head, heads,
+                            piece.coded_queries + uint64_t{query_head} * query_bytes, query_bytes,
+                            scores);
+            }
             for (uint32_t g = 0; g < heads; ++g) {
                 soften(layer, query_head + g, positions, seen, whole, from, to,
                        scores + g * run_slots,
                        {partial.largest[query_head + g], partial.sum[query_head + g],
                         values + g * value_dim, value_dim});
             }
-            value_of(layout.values.type, heads)(tiles, scores, first - run, end - run, value_dim,
-                                                values);
+            if (layout.values.plain()) {
+                value_of(layout.values.type, heads)(tiles, scores, first - run, end - run,
+                                                    value_dim, values);
+            } else {
+                add_coded_values(tiles, layout.values, head, heads, scores, first - run, end - run,
+                                 values);
+            }
         }
     }
 };
@@ -274,7 +367,8 @@ void decode_piece(const attend_piece& piece, const partial_softmax& partial) {
                        layout,
                        group,
                        static_cast<uint32_t>(layout.keys.head_stride) * layout.keys.word_bytes,
-                       static_cast<uint32_t>(layout.values.head_stride) * layout.values.word_bytes};
+                       static_cast<uint32_t>(layout.values.head_stride) * layout.values.word_bytes,
+                       coded_query_bytes(layer)};
 
     const uint32_t first_query = piece.first_head * group;
     const uint32_t end_query = piece.end_head * group;
@@ -343,12 +437,27 @@ HWY_AFTER_NAMESPACE();
 namespace kvrt {
 
 HWY_EXPORT(decode_piece);
+HWY_EXPORT(reads_layer);
+HWY_EXPORT(encode_query_heads);
 HWY_EXPORT(load_row);
 HWY_EXPORT(target_name);
 
 void load_queries(const attend_call& call, uint32_t row, uint32_t first_head, uint32_t heads,
                   float* out) {
     HWY_DYNAMIC_DISPATCH(load_row)(call, row, first_head, heads, out);
+}
+
+bool decode_reads(const attend_layer& layer) { return HWY_DYNAMIC_DISPATCH(reads_layer)(layer); }
+
+uint32_t coded_query_bytes(const attend_layer& layer) {
+    const operand_layout& keys = layer.layout.keys;
+    if (keys.plain()) return 0;
+    const uint32_t groups = keys.format->groups(keys.dim);
+    return round_up(2 * keys.dim + 2 * groups * static_cast<uint32_t>(sizeof(float)), 64u);
+}
+
+void encode_queries(const attend_layer& layer, const float* queries, std::byte* out) {
+    HWY_DYNAMIC_DISPATCH(encode_query_heads)(layer, queries, out);
 }
 
 void attend_decode(const attend_piece& piece, const partial_softmax& partial) {

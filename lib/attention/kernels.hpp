@@ -30,8 +30,9 @@ struct attend_piece {
     const attend_item* item = nullptr;
     uint32_t first_slot = 0, end_slot = 0;
     uint32_t first_head = 0, end_head = 0;
-    uint32_t first_row = 0, end_row = 0;  ///< within the item; partials are of these rows
-    const float* queries = nullptr;       ///< decode: load_queries of the row, all heads
+    uint32_t first_row = 0, end_row = 0;       ///< within the item; partials are of these rows
+    const float* queries = nullptr;            ///< decode: load_queries of the row, all heads
+    const std::byte* coded_queries = nullptr;  ///< decode of integer codes: encode_queries of them
 };
 
 /// Query heads [first_head, first_head + heads) of a row of the tensor, times the layer's scale, as
@@ -39,7 +40,16 @@ struct attend_piece {
 void load_queries(const attend_call& call, uint32_t row, uint32_t first_head, uint32_t heads,
                   float* out);
 
-/// item.rows == 1, layout native.
+/// Whether attend_decode reads both operands of the layer, on this processor.
+bool decode_reads(const attend_layer& layer);
+
+/// Bytes of a query head that encode_queries writes, a multiple of 64; 0: keys are plain elements.
+uint32_t coded_query_bytes(const attend_layer& layer);
+
+/// Brings the queries of a row into the form that integer codes of keys are multiplied with.
+void encode_queries(const attend_layer& layer, const float* queries, std::byte* out);
+
+/// item.rows == 1, decode_reads(layer).
 void attend_decode(const attend_piece& piece, const partial_softmax& partial);
 
 /// One KV head; (end_row - first_row) * group <= blocked_vectors(...), or one row.

@@ -38,6 +38,19 @@ using decode_record = void (*)(const std::byte* record, uint32_t dim,
 
 enum class format_class { plain, token_local };
 
+/// Codes that stand for whole numbers c, so that x = step * (c - zero) + least, with what a group's
+/// metadata say of step and least: products with them need no floating point. Such a format tells
+/// kernels how to read its records; `none` leaves them to decode().
+enum class code_kind { none, signed_bytes, nibbles, e2m1_nibbles };
+enum class group_kind { none, f16_step, f16_step_least, f32_step, e4m3_step, e8m0_step };
+
+struct code_reading {
+    code_kind codes = code_kind::none;
+    group_kind groups = group_kind::none;
+    float zero = 0.0f;  ///< the code of 0, where least does not say it
+    float unit = 1.0f;  ///< step = unit * what is stored
+};
+
 struct format_description {
     uint32_t id = 0;  ///< KV_FORMAT_*
     const char* name = nullptr;
@@ -49,7 +62,8 @@ struct format_description {
     bool takes_scales = false;          ///< static ones have a meaning
     bool needs_scales = false;          ///< and must be given
     bool inline_form = false;           ///< groups have a foreign form: metadata, then codes
-    encode_record encode = nullptr;     ///< not of plain ones
+    code_reading reading = {};
+    encode_record encode = nullptr;  ///< not of plain ones
     decode_record decode = nullptr;
 
     uint32_t group_of(uint32_t dim) const { return group == 0 || group > dim ? dim : group; }

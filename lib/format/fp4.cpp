@@ -92,22 +92,26 @@ void decode_mx(const std::byte* record, uint32_t dim, const row_constants&, floa
 
 }  // namespace
 
-const format_description nvfp4_format = {.id = KV_FORMAT_NVFP4,
-                                         .name = "nvfp4",
-                                         .kind = format_class::token_local,
-                                         .code_bits = 4,
-                                         .group = nv_group,
-                                         .group_bytes = 1,
-                                         .takes_scales = true,
-                                         .encode = encode_nv,
-                                         .decode = decode_nv};
-const format_description mxfp4_format = {.id = KV_FORMAT_MXFP4,
-                                         .name = "mxfp4",
-                                         .kind = format_class::token_local,
-                                         .code_bits = 4,
-                                         .group = mx_group,
-                                         .group_bytes = 1,
-                                         .encode = encode_mx,
-                                         .decode = decode_mx};
+const format_description nvfp4_format = {
+    .id = KV_FORMAT_NVFP4,
+    .name = "nvfp4",
+    .kind = format_class::token_local,
+    .code_bits = 4,
+    .group = nv_group,
+    .group_bytes = 1,
+    .takes_scales = true,
+    .reading = {code_kind::e2m1_nibbles, group_kind::e4m3_step, 0.0f, 0.5f},
+    .encode = encode_nv,
+    .decode = decode_nv};
+const format_description mxfp4_format = {
+    .id = KV_FORMAT_MXFP4,
+    .name = "mxfp4",
+    .kind = format_class::token_local,
+    .code_bits = 4,
+    .group = mx_group,
+    .group_bytes = 1,
+    .reading = {code_kind::e2m1_nibbles, group_kind::e8m0_step, 0.0f, 0.5f},
+    .encode = encode_mx,
+    .decode = decode_mx};
 
 }  // namespace kvrt

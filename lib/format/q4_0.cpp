@@ -54,14 +54,16 @@ void decode(const std::byte* record, uint32_t dim, const row_constants&, float* 
 
 }  // namespace
 
-const format_description q4_0_format = {.id = KV_FORMAT_Q4_0,
-                                        .name = "q4_0",
-                                        .kind = format_class::token_local,
-                                        .code_bits = 4,
-                                        .group = group,
-                                        .group_bytes = 2,
-                                        .inline_form = true,
-                                        .encode = encode,
-                                        .decode = decode};
+const format_description q4_0_format = {
+    .id = KV_FORMAT_Q4_0,
+    .name = "q4_0",
+    .kind = format_class::token_local,
+    .code_bits = 4,
+    .group = group,
+    .group_bytes = 2,
+    .inline_form = true,
+    .reading = {code_kind::nibbles, group_kind::f16_step, 8.0f, 1.0f},
+    .encode = encode,
+    .decode = decode};
 
 }  // namespace kvrt

@@ -44,14 +44,16 @@ void decode(const std::byte* record, uint32_t dim, const row_constants&, float* 
 
 }  // namespace
 
-const format_description q8_0_format = {.id = KV_FORMAT_Q8_0,
-                                        .name = "q8_0",
-                                        .kind = format_class::token_local,
-                                        .code_bits = 8,
-                                        .group = group,
-                                        .group_bytes = 2,
-                                        .inline_form = true,
-                                        .encode = encode,
-                                        .decode = decode};
+const format_description q8_0_format = {
+    .id = KV_FORMAT_Q8_0,
+    .name = "q8_0",
+    .kind = format_class::token_local,
+    .code_bits = 8,
+    .group = group,
+    .group_bytes = 2,
+    .inline_form = true,
+    .reading = {code_kind::signed_bytes, group_kind::f16_step, 0.0f, 1.0f},
+    .encode = encode,
+    .decode = decode};
 
 }  // namespace kvrt

@@ -27,17 +27,8 @@ struct problem {
         layer.kv_heads = cache.layout.kv_heads;
         layer.query_heads = group * layer.kv_heads;
         layer.scale = 1.0f / std::sqrt(static_cast<float>(cache.layout.keys.dim));
+        cache.fill(slots, random);
         std::normal_distribution<float> normal;
-        for (uint32_t slot = 0; slot < slots; ++slot) {
-            for (uint32_t head = 0; head < layer.kv_heads; ++head) {
-                for (const bool value : {false, true}) {
-                    const uint32_t dim = value ? cache.layout.values.dim : cache.layout.keys.dim;
-                    for (uint32_t i = 0; i < dim; ++i) {
-                        cache.set(value, slot, head, i, static_cast<double>(normal(random)));
-                    }
-                }
-            }
-        }
         queries.resize(std::size_t{rows} * layer.query_heads * cache.layout.keys.dim);
         for (float& value : queries) value = normal(random);
     }
@@ -153,26 +144,39 @@ inline result run(const problem& from, kvrt::executor& threads, path which = pat
     return made;
 }
 
-/// Relative L2 distance to the definition, over all rows; the worst log-sum-exp comes in too.
-inline double distance(const problem& from, const result& got) {
-    const uint32_t value_dim = from.cache.layout.values.dim;
-    std::vector<double> expected(value_dim);
-    double difference = 0, size = 0, worst = 0;
-    for (uint32_t row = 0; row < from.rows; ++row) {
-        for (uint32_t head = 0; head < from.layer.query_heads; ++head) {
-            double log_sum_exp = 0;
-            from.attend_row(row, head, expected.data(), log_sum_exp);
-            const std::size_t index = std::size_t{row} * from.layer.query_heads + head;
-            for (uint32_t i = 0; i < value_dim; ++i) {
-                const double off = got.out[index * value_dim + i] - expected[i];
-                difference += off * off;
-                size += expected[i] * expected[i];
-            }
-            worst = std::max(worst, std::abs(got.log_sum_exp[index] - log_sum_exp) /
-                                        (1 + std::abs(log_sum_exp)));
+/// What a problem's output has to be, in double.
+struct definition {
+    std::vector<double> out, log_sum_exp;
+
+    explicit definition(const problem& from) {
+        const uint32_t value_dim = from.cache.layout.values.dim;
+        const std::size_t vectors = std::size_t{from.rows} * from.layer.query_heads;
+        out.resize(vectors * value_dim);
+        log_sum_exp.resize(vectors);
+        for (std::size_t index = 0; index < vectors; ++index) {
+            const uint32_t row = static_cast<uint32_t>(index / from.layer.query_heads);
+            const uint32_t head = static_cast<uint32_t>(index % from.layer.query_heads);
+            from.attend_row(row, head, out.data() + index * value_dim, log_sum_exp[index]);
         }
     }
+};
+
+/// Relative L2 distance over all rows; the worst log-sum-exp comes in too.
+inline double distance(const definition& expected, const result& got) {
+    double difference = 0, size = 0, worst = 0;
+    for (std::size_t i = 0; i < expected.out.size(); ++i) {
+        const double off = got.out[i] - expected.out[i];
+        difference += off * off;
+        size += expected.out[i] * expected.out[i];
+    }
+    for (std::size_t i = 0; i < expected.log_sum_exp.size(); ++i) {
+        const double off = std::abs(got.log_sum_exp[i] - expected.log_sum_exp[i]);
+        worst = std::max(worst, off / (1 + std::abs(expected.log_sum_exp[i])));
+    }
     return std::max(std::sqrt(difference / size), worst);
+}
+inline double distance(const problem& from, const result& got) {
+    return distance(definition(from), got);
 }
 
 }  // namespace attention_test

@@ -12,26 +12,6 @@ using namespace paged_test;
 
 namespace {
 
-// A tensor [rows, heads, dim] inside a larger packed buffer, as an engine's QKV buffer.
-struct packed_tensor {
-    std::vector<std::byte> bytes;
-    tensor_view view;
-
-    packed_tensor(element type, uint32_t rows, uint32_t heads, uint32_t dim, bool strided) {
-        view.type = type;
-        view.dim_stride = strided ? 3 : 1;
-        view.head_stride = view.dim_stride * dim + 8;
-        view.row_stride = view.head_stride * heads + 24;
-        bytes.resize(static_cast<std::size_t>(view.row_stride) * rows * element_bytes(type) + 64);
-        view.data = bytes.data();
-    }
-    std::byte* at(uint32_t row, uint32_t head, uint32_t dim) const {
-        return view.data +
-               (row * view.row_stride + head * view.head_stride + dim * view.dim_stride) *
-                   paged_cache::size_of(view.type);
-    }
-};
-
 // Ordinary numbers, ties, numbers near the ends of the formats, zeroes.
 float any_float(std::mt19937& random) {
     const uint32_t kind = random() % 8;
@@ -50,22 +30,8 @@ float any_float(std::mt19937& random) {
 
 uint32_t bits_at(const std::byte* address, element type) {
     uint32_t bits = 0;
-    std::memcpy(&bits, address, paged_cache::size_of(type));
+    std::memcpy(&bits, address, size_of(type));
     return bits;
-}
-
-double number_at(const std::byte* address, element type) {
-    if (type == element::f32) return std::bit_cast<float>(bits_at(address, type));
-    return value_of(static_cast<uint16_t>(bits_at(address, type)), type);
-}
-
-void put(std::byte* address, element type, float value) {
-    if (type == element::f32) {
-        std::memcpy(address, &value, 4);
-    } else {
-        const uint16_t bits = nearest_bits(value, type);
-        std::memcpy(address, &bits, 2);
-    }
 }
 
 struct item_plan {
@@ -89,8 +55,7 @@ void check_write(tile_order order, uint32_t block_tokens, uint32_t kv_heads, uin
         const uint32_t dim = tensor == &keys ? key_dim : value_dim;
         for (uint32_t r = 0; r < rows + 2; ++r)
             for (uint32_t h = 0; h < kv_heads; ++h)
-                for (uint32_t d = 0; d < dim; ++d)
-                    put(tensor->at(r, h, d), input, any_float(random));
+                for (uint32_t d = 0; d < dim; ++d) tensor->put(r, h, d, double{any_float(random)});
     }
 
     std::vector<write_item> items;
@@ -119,7 +84,7 @@ void check_write(tile_order order, uint32_t block_tokens, uint32_t kv_heads, uin
                         }
                         std::memcpy(
                             expected.data() + cache.offset(table, value, plan.first_slot + r, h, d),
-                            &bits, paged_cache::size_of(stored));
+                            &bits, size_of(stored));
                     }
                 }
             }

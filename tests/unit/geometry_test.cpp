@@ -163,8 +163,8 @@ TEST_CASE("messages name the layer and the field") {
     const attack attacks[] = {
         {KV_INVALID, "query_heads 7", [](kv_layer& l) { l.query_heads = 7; }},
         {KV_INVALID, "kv_heads 0", [](kv_layer& l) { l.kv_heads = 0; }},
-        {KV_UNSUPPORTED, "key_format is 9", [](kv_layer& l) { l.key_format = 9; }},
-        {KV_UNSUPPORTED, "value_format is 9", [](kv_layer& l) { l.value_format = 9; }},
+        {KV_UNSUPPORTED, "key_format is 200", [](kv_layer& l) { l.key_format = 200; }},
+        {KV_UNSUPPORTED, "value_format is 201", [](kv_layer& l) { l.value_format = 201; }},
         {KV_INVALID, "softmax_scale", [](kv_layer& l) { l.softmax_scale = -1.0f; }},
         {KV_INVALID, "logit_softcap", [](kv_layer& l) { l.logit_softcap = INFINITY; }},
         {KV_INVALID, "window_sinks is 3", [](kv_layer& l) { l.window_sinks = 3; }},
@@ -183,6 +183,120 @@ TEST_CASE("messages name the layer and the field") {
         CHECK(d.says("layer 5"));
         CHECK(d.says(a.words));
     }
+}
+
+TEST_CASE("static scales: of the layer or of each head, copied; SCALE_ONE where none is meant") {
+    float of_keys[] = {0.5f, 3.0f};
+    float of_values[] = {0.25f};
+    kv_storage key_storage = KV_INIT(kv_storage);
+    key_storage.scales = of_keys;
+    key_storage.scale_count = 2;
+    kv_storage value_storage = KV_INIT(kv_storage);
+    value_storage.scales = of_values;
+    value_storage.scale_count = 1;
+    kv_storage one = KV_INIT(kv_storage);
+    one.flags = KV_STORAGE_SCALE_ONE;
+
+    std::vector<kv_layer> layers(3, plain_layer());
+    layers[0].key_format = KV_FORMAT_FP8_E4M3;
+    layers[0].value_format = KV_FORMAT_FP8_E5M2;
+    layers[0].key_storage = &key_storage;
+    layers[0].value_storage = &value_storage;
+    layers[1].key_format = KV_FORMAT_FP8_E4M3;
+    layers[1].key_storage = &one;
+    layers[1].value_storage = &one;
+    layers[2].key_format = KV_FORMAT_NVFP4;   // takes scales, and 1.0 where there are none
+    layers[2].value_format = KV_FORMAT_Q8_0;  // has no use for them
+    layers[2].value_storage = &value_storage;
+    const described d(layers);
+    REQUIRE(d.verdict == KV_OK);
+    of_keys[0] = of_keys[1] = of_values[0] = 99.0f;
+    key_storage.scales = value_storage.scales = nullptr;
+    for (uint32_t head = 0; head < 2; ++head) {
+        CAPTURE(head);
+        CHECK(d.model.lanes[0].layout.keys.constants(head).scale == (head == 0 ? 0.5f : 3.0f));
+        CHECK(d.model.lanes[0].layout.values.constants(head).scale == 0.25f);
+        CHECK(d.model.lanes[1].layout.keys.constants(head).scale == 1.0f);
+        CHECK(d.model.lanes[1].layout.values.constants(head).scale == 1.0f);
+        CHECK(d.model.lanes[2].layout.keys.constants(head).scale == 1.0f);
+    }
+    CHECK(d.model.lanes[2].layout.values.scales == nullptr);
+    for (const lane_geometry& lane : {d.model.lanes[0], d.model.lanes[2]}) {
+        CHECK_FALSE(lane.layout.keys.rotated);
+        CHECK_FALSE(lane.layout.values.rotated);
+    }
+}
+
+TEST_CASE("rotation belongs to one operand") {
+    kv_storage rotate = KV_INIT(kv_storage);
+    rotate.flags = KV_STORAGE_ROTATE;
+    kv_layer layer = plain_layer();
+    layer.key_format = KV_FORMAT_Q4_0;
+    layer.value_format = KV_FORMAT_F16;
+    layer.key_storage = &rotate;
+    const described d({layer});
+    REQUIRE(d.verdict == KV_OK);
+    CHECK(d.model.lanes[0].layout.keys.rotated);
+    CHECK_FALSE(d.model.lanes[0].layout.values.rotated);
+}
+
+TEST_CASE("storage that does not fit its format or its heads is refused, by name") {
+    static const float good[] = {0.5f, 3.0f, 1.0f};
+    static const float bad[][2] = {{1.0f, NAN}, {1.0f, INFINITY}, {1.0f, 0.0f}, {1.0f, -2.0f}};
+    struct attack {
+        status expected;
+        const char* words;
+        uint32_t format;
+        void (*change)(kv_storage&);
+    };
+    const attack attacks[] = {
+        {KV_INVALID, "needs static scales", KV_FORMAT_FP8_E4M3, [](kv_storage&) {}},
+        {KV_INVALID, "needs static scales", KV_FORMAT_FP8_E5M2, [](kv_storage&) {}},
+        {KV_INVALID, "scale_count is 3", KV_FORMAT_FP8_E4M3,
+         [](kv_storage& s) { s.scales = good, s.scale_count = 3; }},
+        {KV_INVALID, "scales and scale_count", KV_FORMAT_FP8_E4M3,
+         [](kv_storage& s) { s.scales = good; }},
+        {KV_INVALID, "scales and scale_count", KV_FORMAT_FP8_E4M3,
+         [](kv_storage& s) { s.scale_count = 1, s.flags = KV_STORAGE_SCALE_ONE; }},
+        {KV_INVALID, "SCALE_ONE", KV_FORMAT_FP8_E4M3,
+         [](kv_storage& s) { s.scales = good, s.scale_count = 2, s.flags = KV_STORAGE_SCALE_ONE; }},
+        {KV_INVALID, "scales[1] is nan", KV_FORMAT_FP8_E4M3,
+         [](kv_storage& s) { s.scales = bad[0], s.scale_count = 2; }},
+        {KV_INVALID, "scales[1] is inf", KV_FORMAT_NVFP4,
+         [](kv_storage& s) { s.scales = bad[1], s.scale_count = 2; }},
+        {KV_INVALID, "scales[1] is 0", KV_FORMAT_FP8_E5M2,
+         [](kv_storage& s) { s.scales = bad[2], s.scale_count = 2; }},
+        {KV_INVALID, "scales[1] is -2", KV_FORMAT_Q8_0,
+         [](kv_storage& s) { s.scales = bad[3], s.scale_count = 2; }},
+        {KV_UNSUPPORTED, "f16 is not stored rotated", KV_FORMAT_F16,
+         [](kv_storage& s) { s.flags = KV_STORAGE_ROTATE; }},
+        {KV_UNSUPPORTED, "f32 is not stored rotated", KV_FORMAT_F32,
+         [](kv_storage& s) { s.flags = KV_STORAGE_ROTATE; }},
+        {KV_UNSUPPORTED, "bf16 is not stored rotated", KV_FORMAT_BF16,
+         [](kv_storage& s) { s.flags = KV_STORAGE_ROTATE; }},
+        {KV_INVALID, "flags", KV_FORMAT_Q8_0, [](kv_storage& s) { s.flags = 1u << 9; }},
+        {KV_INVALID, "reserved0", KV_FORMAT_Q8_0, [](kv_storage& s) { s.reserved0 = 1; }},
+        {KV_INVALID, "struct_size", KV_FORMAT_Q8_0, [](kv_storage& s) { s.struct_size = 3; }},
+    };
+    for (const attack& a : attacks) {
+        for (const bool value : {false, true}) {
+            CAPTURE(a.words);
+            CAPTURE(value);
+            kv_storage storage = KV_INIT(kv_storage);
+            a.change(storage);
+            std::vector<kv_layer> layers(2, plain_layer());
+            (value ? layers[1].value_format : layers[1].key_format) = a.format;
+            if (!value) layers[1].value_format = KV_FORMAT_F16;
+            (value ? layers[1].value_storage : layers[1].key_storage) = &storage;
+            const described d(layers);
+            CHECK(d.verdict == a.expected);
+            CHECK(d.says(a.words));
+            CHECK(d.says(value ? "value_storage" : "key_storage"));
+        }
+    }
+    kv_layer layer = plain_layer();
+    layer.key_format = KV_FORMAT_FP8_E4M3;
+    CHECK(described({layer}).verdict == KV_INVALID);  // no storage at all
 }
 
 TEST_CASE("a block must fit a slab, with its guard") {

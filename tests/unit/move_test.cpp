@@ -29,18 +29,17 @@ std::vector<uint32_t> random_survivors(uint32_t slots, double density, uint32_t 
     return survivors;
 }
 
-// Moves slot survivors[i] to slot i in a copy of the arena, element by element.
+// Moves slot survivors[i] to slot i in a copy of the arena, word by word.
 void expect_moves(const paged_cache& cache, const std::vector<block_id>& target, uint32_t head,
                   const std::vector<uint32_t>& survivors, std::vector<std::byte>& expected) {
     const std::vector<std::byte> before = expected;
     for (uint32_t i = 0; i < survivors.size(); ++i) {
         for (bool value : {false, true}) {
-            const operand_layout& operand = value ? cache.layout.values : cache.layout.keys;
-            for (uint32_t d = 0; d < operand.dim; ++d) {
+            for (uint32_t word = 0; word < cache.words(value); ++word) {
                 std::memcpy(
-                    expected.data() + cache.offset(target, value, i, head, d),
-                    before.data() + cache.offset(cache.blocks, value, survivors[i], head, d),
-                    paged_cache::size_of(operand.type));
+                    expected.data() + cache.offset(target, value, i, head, word),
+                    before.data() + cache.offset(cache.blocks, value, survivors[i], head, word),
+                    cache.word_bytes(value));
             }
         }
     }

@@ -39,7 +39,7 @@ struct owned_sums {
 };
 
 void store(std::vector<std::byte>& bytes, int64_t place, element type, double value) {
-    std::byte* address = bytes.data() + place * paged_cache::size_of(type);
+    std::byte* address = bytes.data() + place * size_of(type);
     if (type == element::f32) {
         const float single = static_cast<float>(value);
         std::memcpy(address, &single, 4);
