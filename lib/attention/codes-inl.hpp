@@ -1,10 +1,10 @@
 // Decode attention over integer codes (format.hpp, code_reading), multiplied as they are stored by
 // the 8-bit dot products of AVX-512 VNNI. Include it after decode.cpp's own pieces, per target.
 //
-// The other factor, a query or a weight, becomes a whole number of 16 bits per group, split into a
-// high and a low byte: n = 256 high + low. Sums of products of codes and bytes are exact, so what
-// is lost is half a unit of n, 2^-16 of the group's largest number. With x = step (c - zero) +
-// least
+// The other factor, a query or a weight, becomes a whole number of 24 bits per group, split into
+// digits of one signed byte, the lowest first. Sums of products of codes and digits are exact, so
+// all that is lost is half a unit of n, 2^-24 of the group's largest number: as much as a float's
+// mantissa loses. With x = step (c - zero) + least
 //
 //   q . k  = sum over groups: s_g (step (sum n c) + (least - step zero) (sum n)),   q = s_g n
 //   w . v  = S_g (sum over slots n c - zero n) + sum over slots w least,            w step = S_g n
@@ -35,7 +35,19 @@ HWY_PUSH_ATTRIBUTES(HWY_TARGET_STR ",avx512vnni")
 namespace kvrt {
 namespace HWY_NAMESPACE {
 
-inline constexpr float largest_number = 32639.0f;  // 127 * 256 + 127
+inline constexpr uint32_t digits = 3;
+// Below 127 (2^16 + 2^8 + 1), where the digits end, by more than rounding adds to the largest.
+inline constexpr float largest_number = 127 * 65536 + 127 * 256;
+
+/// The sums of products with each digit as one float; each is exact below 2^24.
+HWY_INLINE __m512 joined(const __m512i* sums) {
+    const __m512 base = _mm512_set1_ps(256.0f);
+    __m512 all = _mm512_cvtepi32_ps(sums[digits - 1]);
+    for (uint32_t digit = digits - 1; digit-- > 0;) {
+        all = _mm512_fmadd_ps(all, base, _mm512_cvtepi32_ps(sums[digit]));
+    }
+    return all;
+}
 
 /// What a kernel needs of an operand whose format has a code_reading.
 struct coded_operand {
@@ -68,41 +80,38 @@ struct coded_operand {
     }
 };
 
-/// A query head as numbers of 16 bits, in dim + dim bytes and two floats per group.
+/// A query head as whole numbers: the digits of all channels, [digit][dim], and two floats per
+/// group.
 struct coded_query {
-    const int8_t* high;
-    const int8_t* low;
     const float* scale;  ///< [groups]
     const float* sum;    ///< [groups], of the numbers times the scale
 
     coded_query(const std::byte* at, uint32_t dim, uint32_t groups)
-        : high(reinterpret_cast<const int8_t*>(at)),
-          low(high + dim),
-          scale(reinterpret_cast<const float*>(low + dim)),
-          sum(scale + groups) {}
+        : scale(reinterpret_cast<const float*>(at + digits * dim)), sum(scale + groups) {}
 };
 
 /// Splits a query head; a group that is not finite keeps its flaw in its scale.
 inline void encode_query(const float* query, const coded_operand& keys, std::byte* out) {
-    int8_t* high = reinterpret_cast<int8_t*>(out);
-    int8_t* low = high + keys.dim;
-    float* scale = reinterpret_cast<float*>(low + keys.dim);
+    int8_t* bytes = reinterpret_cast<int8_t*>(out);
+    float* scale = reinterpret_cast<float*>(bytes + digits * keys.dim);
     float* sum = scale + keys.groups;
     for (uint32_t g = 0; g < keys.groups; ++g) {
         const uint32_t first = g * keys.group, count = keys.channels(g);
         const group_reach reach = reach_of(query + first, count);
         const float peak = reach.magnitude();
         const float factor = reach.finite && peak > 0.0f ? largest_number / peak : 0.0f;
-        const bool usable = factor <= 3e38f;
-        int32_t total = 0;
+        const bool usable = std::isfinite(factor);
+        int64_t total = 0;
         for (uint32_t i = first; i < first + count; ++i) {
-            const int32_t number =
-                usable && factor != 0.0f ? static_cast<int32_t>(std::lrint(query[i] * factor)) : 0;
-            low[i] = static_cast<int8_t>(number);
-            high[i] = static_cast<int8_t>((number - low[i]) >> 8);
+            int32_t number = usable ? static_cast<int32_t>(std::lrint(query[i] * factor)) : 0;
             total += number;
+            for (uint32_t digit = 0; digit < digits; ++digit) {
+                const int8_t lowest = static_cast<int8_t>(number);
+                bytes[digit * keys.dim + i] = lowest;
+                number = (number - lowest) >> 8;
+            }
         }
-        scale[g] = reach.finite ? peak / largest_number : NAN;
+        scale[g] = !reach.finite ? NAN : usable ? peak / largest_number : 0.0f;
         sum[g] = static_cast<float>(total) * scale[g];
     }
 }
@@ -182,12 +191,6 @@ HWY_INLINE __m512i four_bytes(const int8_t* at) {
     return _mm512_set1_epi32(word);
 }
 
-/// The sums of a high and a low part, as floats: 256 high + low, each exact below 2^24.
-HWY_INLINE __m512 joined(__m512i high, __m512i low) {
-    return _mm512_fmadd_ps(_mm512_cvtepi32_ps(high), _mm512_set1_ps(256.0f),
-                           _mm512_cvtepi32_ps(low));
-}
-
 /// scores[h][group * 16 + slot] = query h . key, for `heads` queries prepared by encode_query.
 template <code_kind kind, uint32_t heads>
 HWY_NOINLINE void score_codes(const std::byte* const* tiles, const std::byte* const* next_tiles,
@@ -203,15 +206,20 @@ HWY_NOINLINE void score_codes(const std::byte* const* tiles, const std::byte* co
         uint32_t w = 0;
         for (uint32_t g = 0; g < keys.groups; ++g) {
             const uint32_t first = g * keys.group, count = keys.channels(g);
-            __m512i high[heads], low[heads];
-            for (uint32_t h = 0; h < heads; ++h) high[h] = low[h] = _mm512_setzero_si512();
+            __m512i sums[heads][digits];
+            for (uint32_t h = 0; h < heads; ++h) {
+                for (__m512i& sum : sums[h]) sum = _mm512_setzero_si512();
+            }
             const auto add = [&](__m512i codes, uint32_t channel) {
                 HWY_UNROLL(8)
                 for (uint32_t h = 0; h < heads; ++h) {
                     const int8_t* query =
                         reinterpret_cast<const int8_t*>(queries + h * query_bytes) + channel;
-                    high[h] = _mm512_dpbusd_epi32(high[h], codes, four_bytes(query));
-                    low[h] = _mm512_dpbusd_epi32(low[h], codes, four_bytes(query + keys.dim));
+                    HWY_UNROLL(3)
+                    for (uint32_t digit = 0; digit < digits; ++digit) {
+                        sums[h][digit] = _mm512_dpbusd_epi32(sums[h][digit], codes,
+                                                             four_bytes(query + digit * keys.dim));
+                    }
                 }
             };
             if constexpr (kind == code_kind::signed_bytes) {
@@ -233,8 +241,7 @@ HWY_NOINLINE void score_codes(const std::byte* const* tiles, const std::byte* co
             least = _mm512_fnmadd_ps(step, zero, least);
             for (uint32_t h = 0; h < heads; ++h) {
                 const coded_query query(queries + h * query_bytes, keys.dim, keys.groups);
-                const __m512 sum =
-                    _mm512_mul_ps(joined(high[h], low[h]), _mm512_set1_ps(query.scale[g]));
+                const __m512 sum = _mm512_mul_ps(joined(sums[h]), _mm512_set1_ps(query.scale[g]));
                 total[h] = _mm512_fmadd_ps(sum, step, total[h]);
                 total[h] = _mm512_fmadd_ps(least, _mm512_set1_ps(query.sum[g]), total[h]);
             }
@@ -299,11 +306,10 @@ inline void read_value_groups(const coded_operand& values, const value_rows& row
     }
 }
 
-/// Weights of one head times steps, as numbers of 16 bits: bytes of slots side by side, a quad of 4
-/// slots is a word. scale and offset turn a group's sums into values.
+/// Weights of one head times steps, as whole numbers: the bytes of a digit of all slots side by
+/// side, so that a quad of 4 slots is a word. scale and offset turn a group's sums into values.
 struct coded_weights {
-    alignas(64) int8_t high[most_value_groups][run_slots];
-    alignas(64) int8_t low[most_value_groups][run_slots];
+    alignas(64) int8_t digit_bytes[digits][most_value_groups][run_slots];
     float scale[most_value_groups];
     float offset[most_value_groups];
 };
@@ -325,22 +331,23 @@ inline void encode_weights(const value_groups& groups, const coded_operand& valu
         }
         const float largest = _mm512_reduce_max_ps(peak);
         const float broken = _mm512_reduce_add_ps(flaw);
-        const bool usable = broken == 0.0f && largest > 0.0f && largest_number / largest <= 3e38f;
+        const bool usable =
+            broken == 0.0f && largest > 0.0f && std::isfinite(largest_number / largest);
         const __m512 factor = _mm512_set1_ps(usable ? largest_number / largest : 0.0f);
         __m512i total = _mm512_setzero_si512();
         for (uint32_t slot = from; slot < end; slot += slot_group) {
             const __m512 weight =
                 _mm512_maskz_loadu_ps(slots_inside(slot, first, end), weights + slot);
             const __m512 product = _mm512_mul_ps(weight, _mm512_load_ps(groups.step[g] + slot));
-            const __m512i number = usable ? _mm512_cvtps_epi32(_mm512_mul_ps(product, factor))
-                                          : _mm512_setzero_si512();
+            __m512i number = usable ? _mm512_cvtps_epi32(_mm512_mul_ps(product, factor))
+                                    : _mm512_setzero_si512();
             total = _mm512_add_epi32(total, number);
-            const __m512i low = _mm512_srai_epi32(_mm512_slli_epi32(number, 24), 24);
-            const __m512i high = _mm512_srai_epi32(_mm512_sub_epi32(number, low), 8);
-            _mm_store_si128(reinterpret_cast<__m128i*>(out.low[g] + slot),
-                            _mm512_cvtepi32_epi8(low));
-            _mm_store_si128(reinterpret_cast<__m128i*>(out.high[g] + slot),
-                            _mm512_cvtepi32_epi8(high));
+            for (uint32_t digit = 0; digit < digits; ++digit) {
+                _mm_store_si128(reinterpret_cast<__m128i*>(out.digit_bytes[digit][g] + slot),
+                                _mm512_cvtepi32_epi8(number));
+                const __m512i lowest = _mm512_srai_epi32(_mm512_slli_epi32(number, 24), 24);
+                number = _mm512_srai_epi32(_mm512_sub_epi32(number, lowest), 8);
+            }
         }
         out.scale[g] = usable ? largest / largest_number : 0.0f;
         const float numbers = static_cast<float>(_mm512_reduce_add_epi32(total));
@@ -414,10 +421,10 @@ HWY_NOINLINE void add_code_values(const std::byte* const* tiles, const std::byte
         }
         const bool split = std::memcmp(lane_group[0], lane_group[1], sizeof lane_group[0]) != 0;
         for (uint32_t h = 0; h < heads; ++h) {
-            __m512i high[halves][4], low[halves][4];
-            for (uint32_t half = 0; half < halves; ++half) {
-                for (uint32_t k = 0; k < 4; ++k) {
-                    high[half][k] = low[half][k] = _mm512_setzero_si512();
+            __m512i all_sums[halves][4][digits];
+            for (auto& half : all_sums) {
+                for (auto& sums_of_k : half) {
+                    for (__m512i& sum : sums_of_k) sum = _mm512_setzero_si512();
                 }
             }
             const auto lanes_of = [&](const int8_t(*bytes_of)[run_slots], uint32_t upper,
@@ -432,28 +439,28 @@ HWY_NOINLINE void add_code_values(const std::byte* const* tiles, const std::byte
                 return _mm512_inserti32x4(all, part(3), 3);
             };
             for (uint32_t four = first_quad / 4 * 4; four < end_quad; four += 4) {
-                __m512i high_words[2], low_words[2];
-                high_words[0] = lanes_of(coded[h].high, 0, four);
-                low_words[0] = lanes_of(coded[h].low, 0, four);
-                high_words[1] = split ? lanes_of(coded[h].high, 1, four) : high_words[0];
-                low_words[1] = split ? lanes_of(coded[h].low, 1, four) : low_words[0];
+                __m512i words[2][digits];
+                for (uint32_t digit = 0; digit < digits; ++digit) {
+                    words[0][digit] = lanes_of(coded[h].digit_bytes[digit], 0, four);
+                    words[1][digit] =
+                        split ? lanes_of(coded[h].digit_bytes[digit], 1, four) : words[0][digit];
+                }
                 const auto take = [&](auto index) {
                     constexpr int q = decltype(index)::value;
                     constexpr auto pick = static_cast<_MM_PERM_ENUM>(q * 0x55);
                     const uint32_t quad = four + q;
                     if (quad < first_quad || quad >= end_quad) return;
-                    const __m512i by_high[2] = {_mm512_shuffle_epi32(high_words[0], pick),
-                                                _mm512_shuffle_epi32(high_words[1], pick)};
-                    const __m512i by_low[2] = {_mm512_shuffle_epi32(low_words[0], pick),
-                                               _mm512_shuffle_epi32(low_words[1], pick)};
-                    HWY_UNROLL(2)
-                    for (uint32_t half = 0; half < halves; ++half) {
-                        HWY_UNROLL(4)
-                        for (uint32_t k = 0; k < 4; ++k) {
-                            const __m512i code = codes[quad][half][k];
-                            high[half][k] =
-                                _mm512_dpbusd_epi32(high[half][k], code, by_high[k / 2]);
-                            low[half][k] = _mm512_dpbusd_epi32(low[half][k], code, by_low[k / 2]);
+                    HWY_UNROLL(3)
+                    for (uint32_t digit = 0; digit < digits; ++digit) {
+                        const __m512i by[2] = {_mm512_shuffle_epi32(words[0][digit], pick),
+                                               _mm512_shuffle_epi32(words[1][digit], pick)};
+                        HWY_UNROLL(2)
+                        for (uint32_t half = 0; half < halves; ++half) {
+                            HWY_UNROLL(4)
+                            for (uint32_t k = 0; k < 4; ++k) {
+                                all_sums[half][k][digit] = _mm512_dpbusd_epi32(
+                                    all_sums[half][k][digit], codes[quad][half][k], by[k / 2]);
+                            }
                         }
                     }
                 };
@@ -465,7 +472,7 @@ HWY_NOINLINE void add_code_values(const std::byte* const* tiles, const std::byte
             alignas(64) float sums[halves][4][16];  // [k][lane, byte]
             for (uint32_t half = 0; half < halves; ++half) {
                 for (uint32_t k = 0; k < 4; ++k) {
-                    _mm512_store_ps(sums[half][k], joined(high[half][k], low[half][k]));
+                    _mm512_store_ps(sums[half][k], joined(all_sums[half][k]));
                 }
             }
             // Byte b of the chunk is in lane b / 16, register b % 16 / 4, place b % 4.

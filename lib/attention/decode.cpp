@@ -453,7 +453,8 @@ uint32_t coded_query_bytes(const attend_layer& layer) {
     const operand_layout& keys = layer.layout.keys;
     if (keys.plain()) return 0;
     const uint32_t groups = keys.format->groups(keys.dim);
-    return round_up(2 * keys.dim + 2 * groups * static_cast<uint32_t>(sizeof(float)), 64u);
+    // Three digits of a byte per channel, two floats per group: codes-inl.hpp.
+    return round_up(3 * keys.dim + 2 * groups * static_cast<uint32_t>(sizeof(float)), 64u);
 }
 
 void encode_queries(const attend_layer& layer, const float* queries, std::byte* out) {

@@ -20,7 +20,7 @@ inline uint32_t encode_affine_groups(const float* row, uint32_t dim, uint32_t gr
             const float least = std::clamp(reach.least, -largest_f16, largest_f16);
             const float step =
                 std::min((reach.largest - reach.least) / 15.0f, largest_f16);  // also of infinity
-            const float inverse = step != 0.0f ? 1.0f / step : 0.0f;
+            const float inverse = reciprocal_of(step);
             store_f16(meta, step);
             store_f16(meta + 2, least);
             for (uint32_t i = 0; i < count; ++i) {

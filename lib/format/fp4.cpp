@@ -47,7 +47,7 @@ uint32_t encode_nv(const float* row, uint32_t dim, const row_constants& constant
         const uint8_t scale = f32_to_e4m3(reach.finite ? wanted : NAN);
         *meta = static_cast<std::byte>(scale);
         const float exact = constants.scale * e4m3_to_f32(scale);
-        const float inverse = reach.finite && exact != 0.0f ? 1.0f / exact : 0.0f;
+        const float inverse = reach.finite ? reciprocal_of(exact) : 0.0f;
         saturated += encode_group(row + at, count, inverse, record + at / 2);
     }
     return saturated;

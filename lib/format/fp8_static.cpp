@@ -11,10 +11,9 @@ namespace {
 template <uint8_t (*to_code)(float)>
 uint32_t encode(const float* row, uint32_t dim, float largest, const row_constants& constants,
                 std::byte* record) {
-    const float inverse = 1.0f / constants.scale;
     uint32_t saturated = 0;
     for (uint32_t i = 0; i < dim; ++i) {
-        const float scaled = row[i] * inverse;
+        const float scaled = row[i] / constants.scale;
         saturated += std::fabs(scaled) > largest ? 1 : 0;
         record[i] = static_cast<std::byte>(to_code(scaled));
     }

@@ -24,7 +24,7 @@ uint32_t encode(const float* row, uint32_t dim, const row_constants&, std::byte*
                 if (std::fabs(row[at + i]) > std::fabs(extreme)) extreme = row[at + i];
             }
             const float step = std::clamp(extreme / -8.0f, -largest_f16, largest_f16);
-            const float inverse = step != 0.0f ? 1.0f / step : 0.0f;
+            const float inverse = reciprocal_of(step);
             store_f16(meta, step);
             for (uint32_t i = 0; i < count; ++i) {
                 const float code = row[at + i] * inverse + 8.5f;

@@ -21,7 +21,7 @@ uint32_t encode(const float* row, uint32_t dim, const row_constants&, std::byte*
             continue;
         }
         const float step = std::min(reach.magnitude() / 127.0f, largest_f16);
-        const float inverse = step != 0.0f ? 1.0f / step : 0.0f;
+        const float inverse = reciprocal_of(step);
         store_f16(meta, step);
         for (uint32_t i = 0; i < count; ++i) {
             const float code = std::round(row[at + i] * inverse);

@@ -28,6 +28,13 @@ inline float load_f16(const std::byte* address) {
     return f16_to_f32(load_number<uint16_t>(address));
 }
 
+/// 1 / step. 0 for a step of 0, and for steps below 2^-128, whose reciprocal is infinite: what they
+/// would count becomes 0.
+inline float reciprocal_of(float step) {
+    const float reciprocal = 1.0f / step;
+    return std::isfinite(reciprocal) ? reciprocal : 0.0f;
+}
+
 /// Least and largest number of a group, and whether all are finite. A group that is not finite has
 /// no codes: its metadata become NaN, and with them the whole group.
 struct group_reach {

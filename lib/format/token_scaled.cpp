@@ -13,11 +13,11 @@ namespace {
 
 /// Stores the scale, NaN for a row that is not finite, and returns the factor to codes.
 float store_scale(const group_reach& reach, float largest_code, std::byte* meta) {
-    const float scale = reach.finite ? reach.magnitude() / largest_code : NAN;
+    float scale = reach.finite ? reach.magnitude() / largest_code : NAN;
+    // Rounded up, the scale of the largest magnitudes would bring them back as infinity.
+    if (std::isinf(scale * largest_code)) scale = std::nextafter(scale, 0.0f);
     store_number(meta, scale);
-    // Of the least magnitudes the reciprocal would be infinite: they become zero.
-    const float inverse = 1.0f / scale;
-    return reach.finite && std::isfinite(inverse) ? inverse : 0.0f;
+    return reciprocal_of(scale);
 }
 
 uint32_t encode_fp8(const float* row, uint32_t dim, const row_constants&, std::byte* record) {

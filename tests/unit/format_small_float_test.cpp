@@ -2,6 +2,8 @@
 // nearest of all codes.
 #include <doctest/doctest.h>
 
+#include <string>
+
 #include "format/small_float.hpp"
 #include "format_reference.hpp"
 
@@ -35,7 +37,7 @@ void check_number(const small_float& format, float value) {
         const uint32_t got = format.from_f32(signed_value);
         const uint32_t expected = expected_code(format, signed_value);
         if (got != expected) {
-            CAPTURE(format.name);
+            CAPTURE(std::string(format.name));
             CAPTURE(signed_value);
             CHECK(got == expected);
         }
@@ -58,7 +60,7 @@ TEST_CASE("every code stands for the number that its definition says") {
         CHECK(same(e8m0_to_f32(byte), e8m0_value(code)));
     }
     for (uint32_t code = 0; code < 16; ++code) {
-        CHECK(double{e2m1_doubled[code]} == 2.0 * e2m1_value(code));
+        CHECK(static_cast<double>(e2m1_doubled[code]) == 2.0 * e2m1_value(code));
     }
     // The definitions' own landmarks.
     CHECK(e4m3_value(0x7e) == 448.0);
@@ -72,7 +74,7 @@ TEST_CASE("every code stands for the number that its definition says") {
 
 TEST_CASE("codes come back from their numbers") {
     for (const small_float& format : with_sign) {
-        CAPTURE(format.name);
+        CAPTURE(std::string(format.name));
         for (uint32_t code = 0; code < format.finite; ++code) {
             check_number(format, static_cast<float>(format.defined(code)));
         }
@@ -108,7 +110,7 @@ TEST_CASE("random numbers of all magnitudes round to the nearest") {
 
 TEST_CASE("beyond the largest number and below the least") {
     for (const small_float& format : with_sign) {
-        CAPTURE(format.name);
+        CAPTURE(std::string(format.name));
         const float largest = static_cast<float>(format.defined(format.finite - 1));
         const float least = static_cast<float>(format.defined(1));
         for (const float value :
