@@ -753,6 +753,24 @@ KV_API KV_MUST_CHECK kv_status kv_pool_get_stats(kv_pool *pool, kv_pool_stats *o
 KV_API KV_MUST_CHECK kv_status kv_pool_get_class_stats(kv_pool *pool, uint32_t class_index,
                                                        kv_class_stats *out_stats);
 
+/* Of one layer: how many elements written since creation were beyond the largest number of their
+ * format and scale, by KV head. They were stored as that number. Static fp8 is where it happens: a
+ * layer whose counts grow needs other scales, or a format that scales each token. */
+typedef struct kv_layer_stats {
+    uint32_t struct_size, flags;
+    const void *next;
+    uint32_t layer;         /* in */
+    uint32_t head_capacity; /* in: of the arrays */
+    uint32_t kv_heads;      /* out, also on KV_LIMIT */
+    uint32_t reserved0;
+    uint64_t *saturated_keys;   /* [head_capacity] or NULL */
+    uint64_t *saturated_values; /* [head_capacity] or NULL */
+} kv_layer_stats;
+
+/* A layer that shares another's cache shows its owner's. Errors: INVALID, LIMIT (head_capacity).
+ * Threads: safe. */
+KV_API KV_MUST_CHECK kv_status kv_pool_get_layer_stats(kv_pool *pool, kv_layer_stats *stats);
+
 /* Ask before you buy. In: sequences and tokens_per_sequence (retained). Out: the rest. */
 typedef struct kv_plan_report {
     uint32_t struct_size, flags;

@@ -137,6 +137,17 @@ void publish_stats(kv_pool& pool) {
 
 using namespace kvrt;
 
+namespace {
+
+/// Writers count meanwhile.
+void copy_counts(uint64_t* counts, uint32_t count, uint64_t* out) {
+    for (uint32_t i = 0; out != nullptr && i < count; ++i) {
+        out[i] = std::atomic_ref<uint64_t>(counts[i]).load(std::memory_order_relaxed);
+    }
+}
+
+}  // namespace
+
 extern "C" {
 
 kv_status kv_pool_get_stats(kv_pool* pool, kv_pool_stats* out_stats) {
@@ -159,6 +170,30 @@ kv_status kv_pool_get_class_stats(kv_pool* pool, uint32_t class_index, kv_class_
     pool->stats.read(nullptr, class_index, &stats);
     deliver(stats, out_stats);
     return KV_OK;
+}
+
+kv_status kv_pool_get_layer_stats(kv_pool* pool, kv_layer_stats* stats) {
+    if (pool == nullptr) return fail(KV_INVALID, "pool is NULL");
+    kv_layer_stats local;
+    KVRT_TRY(adopt(stats, 0, "stats (kv_layer_stats)", local));
+    if (local.layer >= pool->store.model.layers.size()) {
+        return fail(KV_INVALID, "stats: layer {} of a model of {} layers", local.layer,
+                    pool->store.model.layers.size());
+    }
+    const uint32_t lane = pool->store.model.layers[local.layer].lane;
+    local.kv_heads = pool->store.model.lanes[lane].kv_heads;
+    const bool wanted = local.saturated_keys != nullptr || local.saturated_values != nullptr;
+    status verdict = KV_OK;
+    if (wanted && local.head_capacity < local.kv_heads) {
+        verdict = fail(KV_LIMIT, "stats: head_capacity is {}, the layer has {} KV heads",
+                       local.head_capacity, local.kv_heads);
+    } else {
+        const saturation_counts counts = saturation_of(pool->store, lane);
+        copy_counts(counts.keys, local.kv_heads, local.saturated_keys);
+        copy_counts(counts.values, local.kv_heads, local.saturated_values);
+    }
+    deliver(local, stats);
+    return verdict;
 }
 
 uint64_t kv_live_count(uint32_t kind) {
