@@ -14,12 +14,13 @@ namespace {
 constexpr uint32_t nv_group = 16;
 constexpr uint32_t mx_group = 32;
 
-/// Codes of a group; `inverse` may be 0, where everything is.
+/// Codes of a group. `inverse` is 0 where all codes are: in a group too small to count, or not
+/// finite.
 uint32_t encode_group(const float* row, uint32_t count, float inverse, std::byte* bytes) {
     uint8_t codes[mx_group];
     uint32_t saturated = 0;
     for (uint32_t i = 0; i < count; ++i) {
-        const float scaled = row[i] * inverse;
+        const float scaled = inverse != 0.0f ? row[i] * inverse : 0.0f;
         // A power of two leaves up to 8; beyond that the scale itself was too small.
         saturated += std::fabs(scaled) > 8.0f ? 1 : 0;
         codes[i] = f32_to_e2m1(scaled);

@@ -41,7 +41,7 @@ struct group_reach {
     float least = 0.0f, largest = 0.0f;
     bool finite = true;
 
-    float magnitude() const { return std::max(-least, largest); }
+    float magnitude() const { return std::fabs(std::max(-least, largest)); }  ///< never -0
 };
 
 inline group_reach reach_of(const float* row, uint32_t count) {

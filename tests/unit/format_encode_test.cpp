@@ -250,6 +250,11 @@ TEST_CASE("unusual rows: zeros, constants, outliers, numbers near the ends of f3
             row[3] = 0.0f;
             check_row(format, row, scale);
         }
+        if (format.static_scale) {
+            check_row(format, gauss_row(dim, random), 1e-40f);
+            check_row(format, std::vector<float>(dim, 0.0f), 1e-40f);
+            check_row(format, gauss_row(dim, random), 1e30f);
+        }
         std::vector<float> both_ends(dim, std::numeric_limits<float>::max());
         for (uint32_t i = 0; i < dim; i += 2) both_ends[i] = -both_ends[i];
         check_row(format, both_ends, scale);
@@ -297,6 +302,13 @@ TEST_CASE(
                 CHECK(flawed.saturated ==
                       (format.meta == metadata::none && std::isinf(flaw) ? 1 : 0));
             }
+        }
+        // The bytes do not tell which flaw it was.
+        std::vector<float> nan = gauss_row(dim, random), infinite = nan;
+        nan[5] = -NAN;
+        infinite[5] = INFINITY;
+        if (format.meta != metadata::none) {
+            CHECK(encode(format, nan, scale).record == encode(format, infinite, scale).record);
         }
         // NaN everywhere, and a lone infinity among NaN.
         std::vector<float> row(dim, NAN);
