@@ -16,7 +16,7 @@ enum class target_kind { in_place, fresh, shared_head };
 struct shape {
     tile_order order;
     uint32_t block_tokens, kv_heads, key_dim, value_dim;
-    element keys, values;
+    uint32_t keys, values;  // formats
 };
 
 std::vector<uint32_t> random_survivors(uint32_t slots, double density, uint32_t kept_head,
@@ -75,22 +75,36 @@ void check_moves(const shape& shape, uint32_t slots, double density, uint32_t ke
     CHECK(std::memcmp(cache.arena, expected.data(), expected.size()) == 0);
 }
 
-constexpr shape shapes[] = {
-    {tile_order::native, 16, 2, 64, 64, element::f16, element::f16},
-    {tile_order::native, 64, 3, 40, 72, element::bf16, element::f32},
-    {tile_order::native, 32, 2, 64, 32, element::f32, element::bf16},
-    {tile_order::native, 16, 1, 256, 256, element::f32, element::f32},
-    {tile_order::hnd, 16, 2, 64, 40, element::f16, element::bf16},
-    {tile_order::nhd, 32, 3, 72, 64, element::bf16, element::f32},
+constexpr shape plain_shapes[] = {
+    {tile_order::native, 16, 2, 64, 64, KV_FORMAT_F16, KV_FORMAT_F16},
+    {tile_order::native, 64, 3, 40, 72, KV_FORMAT_BF16, KV_FORMAT_F32},
+    {tile_order::native, 32, 2, 64, 32, KV_FORMAT_F32, KV_FORMAT_BF16},
+    {tile_order::native, 16, 1, 256, 256, KV_FORMAT_F32, KV_FORMAT_F32},
+    {tile_order::hnd, 16, 2, 64, 40, KV_FORMAT_F16, KV_FORMAT_BF16},
+    {tile_order::nhd, 32, 3, 72, 64, KV_FORMAT_BF16, KV_FORMAT_F32},
 };
+
+/// Each format whose rows are records, in every order; widths of words that do and do not fill a
+/// vector.
+std::vector<shape> shapes_of_records() {
+    std::vector<shape> shapes;
+    for (const format_test::facts& format : format_test::record_facts()) {
+        for (const tile_order order : all_orders) {
+            shapes.push_back({order, 16, 2, 64, 72, format.id, format.id});
+        }
+        shapes.push_back({tile_order::native, 64, 1, 80, 128, format.id, KV_FORMAT_F16});
+        shapes.push_back({tile_order::native, 32, 1, 128, 32, KV_FORMAT_BF16, format.id});
+    }
+    return shapes;
+}
 
 }  // namespace
 
 TEST_CASE("survivors arrive byte for byte, whatever the layout, the type and the target") {
     on_every_target([] {
         uint32_t seed = 0;
-        for (const shape& shape : shapes) {
-            CAPTURE(&shape - shapes);
+        for (const shape& shape : plain_shapes) {
+            CAPTURE(&shape - plain_shapes);
             for (target_kind kind :
                  {target_kind::in_place, target_kind::fresh, target_kind::shared_head}) {
                 CAPTURE(int(kind));
@@ -107,9 +121,33 @@ TEST_CASE("survivors arrive byte for byte, whatever the layout, the type and the
     });
 }
 
+TEST_CASE("records arrive byte for byte, in place and in fresh blocks") {
+    on_every_target([] {
+        uint32_t seed = 1000;
+        for (const shape& shape : shapes_of_records()) {
+            CAPTURE(shape.keys);
+            CAPTURE(shape.values);
+            CAPTURE(static_cast<uint32_t>(shape.order));
+            for (target_kind kind :
+                 {target_kind::in_place, target_kind::fresh, target_kind::shared_head}) {
+                CAPTURE(int(kind));
+                for (double density : {0.1, 0.6, 0.97}) {
+                    check_moves(shape, 203, density, seed % 40, kind, seed);
+                    ++seed;
+                }
+            }
+        }
+        // So many that they go past the caches.
+        check_moves({tile_order::native, 16, 1, 256, 256, KV_FORMAT_Q8_0, KV_FORMAT_Q4_1}, 1500,
+                    0.7, 20, target_kind::in_place, ++seed);
+    });
+}
+
 TEST_CASE("copying the first slots of a block leaves the rest of the target alone") {
-    for (const shape& shape : shapes) {
-        CAPTURE(&shape - shapes);
+    std::vector<shape> every_shape = shapes_of_records();
+    every_shape.insert(every_shape.end(), std::begin(plain_shapes), std::end(plain_shapes));
+    for (const shape& shape : every_shape) {
+        CAPTURE(&shape - every_shape.data());
         for (uint32_t slots = 0; slots <= shape.block_tokens; slots += 1 + slots % 5) {
             paged_cache cache(shape.order, shape.block_tokens, shape.kv_heads, shape.key_dim,
                               shape.value_dim, shape.keys, shape.values, 2 * shape.block_tokens);
