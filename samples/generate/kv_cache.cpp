@@ -29,6 +29,12 @@ kv_tensor tensor_of(float* data, std::size_t rows, std::size_t heads, std::size_
     return tensor;
 }
 
+// Fills `room` and returns it, or NULL where a format says all there is to say.
+const kv_storage* storage_of(const operand_storage& choice, kv_storage& room) {
+    room.flags = choice.flags;
+    return choice.flags == 0 ? nullptr : &room;
+}
+
 }  // namespace
 
 outcome<kv_cache> kv_cache::create(const llama_config& config, const cache_options& options) {
@@ -41,9 +47,21 @@ outcome<kv_cache> kv_cache::create(const llama_config& config, const cache_optio
     layer.query_heads = config.query_heads;
     layer.kv_heads = config.kv_heads;
     layer.key_dim = config.head_dim;
-    layer.key_format = options.format;
     layer.rope = &rope;
-    const std::vector<kv_layer> layers(config.layers, layer);
+    const std::size_t choices = options.storage.size();
+    if (choices != 1 && choices != config.layers) {
+        return error{fmt::format("storage is given for {} layers, the model has {}", choices,
+                                 config.layers)};
+    }
+    std::vector<kv_layer> layers(config.layers, layer);
+    std::vector<kv_storage> storages(2 * std::size_t{config.layers}, KV_INIT(kv_storage));
+    for (std::size_t i = 0; i < layers.size(); ++i) {
+        const layer_storage& choice = options.storage[choices == 1 ? 0 : i];
+        layers[i].key_format = choice.keys.format;
+        layers[i].value_format = choice.values.format;
+        layers[i].key_storage = storage_of(choice.keys, storages[2 * i]);
+        layers[i].value_storage = storage_of(choice.values, storages[2 * i + 1]);
+    }
 
     kv_model model = KV_INIT(kv_model);
     model.layers = layers.data();
@@ -109,6 +127,16 @@ outcome<nothing> kv_cache::release_sequence(kv_seq sequence) {
         return library_error("kv_seq_release", status);
     }
     return nothing{};
+}
+
+outcome<std::vector<kv_seq>> kv_cache::fork(kv_seq parent, std::size_t count) {
+    std::vector<kv_seq> children(count);
+    const kv_status status =
+        kv_seq_fork(pool_.get(), parent, static_cast<std::uint32_t>(count), children.data());
+    if (status != KV_OK) {
+        return library_error("kv_seq_fork", status);
+    }
+    return children;
 }
 
 outcome<std::span<const std::uint32_t>> kv_cache::begin(std::span<const item> items) {

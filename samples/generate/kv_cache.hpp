@@ -18,8 +18,18 @@
 
 namespace generate {
 
-struct cache_options {
+struct operand_storage {
     std::uint32_t format = KV_FORMAT_F16;
+    std::uint32_t flags = 0;  // KV_STORAGE_*
+};
+
+struct layer_storage {
+    operand_storage keys;
+    operand_storage values;
+};
+
+struct cache_options {
+    std::vector<layer_storage> storage{1};  // one a layer, or a single one for all of them
     std::uint32_t most_sequences = 1;
     std::uint32_t most_tokens = 0;     // retained by one sequence
     std::uint32_t most_step_rows = 0;  // in one step
@@ -45,6 +55,8 @@ class kv_cache : public attention_cache {
     // `policy` may be NULL: keep everything.
     outcome<kv_seq> create_sequence(const kv_policy* policy);
     outcome<nothing> release_sequence(kv_seq sequence);
+    // Sequences that begin with all that `parent` has read. Nothing is copied for that.
+    outcome<std::vector<kv_seq>> fork(kv_seq parent, std::size_t count);
 
     struct item {
         kv_seq sequence;

@@ -254,7 +254,8 @@ outcome<writing_result> write_text(const llama_model& model, const tokenizer& wo
         return checked.failure();
     }
     cache_options room;
-    room.format = format_of(options.format);
+    const operand_storage stored = {format_of(options.format)};
+    room.storage = {{stored, stored}};
     room.most_tokens = static_cast<std::uint32_t>(given + options.tokens);
     room.most_step_rows = std::max(options.chunk, 1 + options.drafts);
     room.threads = options.threads;
@@ -271,7 +272,7 @@ outcome<writing_result> write_text(const llama_model& model, const tokenizer& wo
     set_matrix_threads(static_cast<int>(options.threads));
     text_writer writer(model, words, std::move(*cache), *sequence, options, recorder);
     if (recorder != nullptr) {
-        recorder->begin_request(writer.cache(), policy, room.format);
+        recorder->begin_request(writer.cache(), policy, stored.format);
     }
     if (auto done = writer.write(prompt, observe); !done) {
         return done.failure();

@@ -39,7 +39,7 @@ golden_run read_golden() {
 
 kv_cache make_cache(std::uint32_t format, std::uint32_t sequences = 1) {
     generate::cache_options options;
-    options.format = format;
+    options.storage = {{{format}, {format}}};
     options.most_sequences = sequences;
     options.most_tokens = 256;
     options.most_step_rows = 128;

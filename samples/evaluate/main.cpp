@@ -1,0 +1,233 @@
+// The program: reads the arguments, loads the model, and evaluates every configuration that this
+// library can store.
+//
+// The table goes to standard output, everything else to standard error. Exit status: 0 done, 1 the
+// model, the text or the evaluation failed, 2 the arguments were wrong.
+#include <chrono>
+#include <cstdio>
+#include <filesystem>
+#include <memory>
+
+#include "evaluate/options.hpp"
+#include "evaluate/plot.hpp"
+#include "evaluate/results.hpp"
+#include "evaluate/text_run.hpp"
+#include "gguf.hpp"
+#include "mapped_file.hpp"
+#include "text.hpp"
+#include "trace/output_file.hpp"
+#include "trace/trace.hpp"
+
+namespace evaluate {
+
+namespace {
+
+// What is evaluated: all that was asked for, or of the default list what the library stores.
+outcome<std::vector<configuration>> choose(const program_options& wanted) {
+    kv_capabilities_report can = KV_INIT(kv_capabilities_report);
+    if (kv_capabilities(&can) != KV_OK) {
+        return error{"the library does not say what it can"};
+    }
+    std::vector<configuration> chosen;
+    for (const configuration& one : wanted.configurations) {
+        if (is_stored(one, can.formats)) {
+            chosen.push_back(one);
+        } else if (wanted.chosen) {
+            return error{fmt::format("this library does not store '{}'", one.name)};
+        } else {
+            std::fprintf(stderr, "left out, this library does not store it: %s\n",
+                         one.name.c_str());
+        }
+    }
+    return chosen;
+}
+
+// A file that is opened before anything is computed for it. Without a path, none.
+using output = std::unique_ptr<trace::output_file>;
+
+outcome<output> open_output(const std::string& path) {
+    try {
+        return path.empty() ? output() : std::make_unique<trace::output_file>(path);
+    } catch (const trace::error& failure) {
+        return error{failure.what()};
+    }
+}
+
+outcome<nothing> write(const output& file, const std::string& content) {
+    try {
+        if (file != nullptr) {
+            file->commit(std::as_bytes(std::span(content)));
+        }
+        return nothing{};
+    } catch (const trace::error& failure) {
+        return error{failure.what()};
+    }
+}
+
+result result_of(const std::string& name, const text_scores& scores) {
+    result one;
+    one.configuration = name;
+    one.bytes_per_token = scores.bytes_per_token;
+    one.perplexity = scores.sums.perplexity();
+    one.mean_divergence = scores.sums.mean_divergence();
+    one.percentile_99_divergence = scores.sums.percentile_divergence(0.99);
+    one.agreement = scores.sums.agreement();
+    one.seconds = scores.seconds;
+    return one;
+}
+
+outcome<nothing> read_text(const generate::llama_model& model, const generate::tokenizer& words,
+                           std::string_view text, std::span<const configuration> chosen,
+                           const program_options& wanted, evaluation& done) {
+    auto tokens = words.encode(text, generate::special_tokens::as_text);
+    tokens.resize(std::min<std::size_t>(
+        tokens.size(), wanted.tokens / wanted.window * std::size_t{wanted.window}));
+    if (tokens.size() < wanted.tokens / wanted.window * std::size_t{wanted.window}) {
+        return error{
+            fmt::format("the text has {} tokens, wanted are {}: give a longer text, or "
+                        "fewer --tokens",
+                        tokens.size(), wanted.tokens)};
+    }
+    text_options options;
+    options.window = wanted.window;
+    options.chunk = wanted.chunk;
+    options.threads = wanted.threads;
+    if (words.begins_with_marker()) {
+        options.marker = words.begin_of_text();
+    }
+    const auto scores =
+        score_text(model, tokens, chosen, options, [](std::size_t read, std::size_t windows) {
+            std::fprintf(stderr, "window %zu of %zu\n", read, windows);
+        });
+    if (!scores) {
+        return scores.failure();
+    }
+    done.tokens = tokens.size();
+    done.scored = scores->reference.sums.count();
+    done.reference = result_of(reference_configuration().name, scores->reference);
+    for (std::size_t i = 0; i < chosen.size(); ++i) {
+        done.results.push_back(result_of(chosen[i].name, scores->others[i]));
+    }
+    return nothing{};
+}
+
+outcome<nothing> do_tasks(const generate::llama_model& model, const generate::tokenizer& words,
+                          std::string_view text, std::span<const configuration> chosen,
+                          const program_options& wanted, evaluation& done) {
+    std::vector<task_context> contexts;
+    for (std::uint32_t i = 0; i < wanted.contexts; ++i) {
+        // Anywhere in the text, so that the contexts differ, but the last part is left for the one
+        // that begins last.
+        const std::size_t offset = text.size() / (wanted.contexts + 1) * i;
+        auto made = make_context(words, text, offset, wanted.window * 7 / 8, 1 + i);
+        if (!made) {
+            return made.failure();
+        }
+        contexts.push_back(std::move(*made));
+    }
+    done.contexts = wanted.contexts;
+    const task_options options = {wanted.chunk, wanted.threads};
+    const auto run = [&](const configuration& one, result& into) -> outcome<nothing> {
+        const auto begun = std::chrono::steady_clock::now();
+        auto scores = run_tasks(model, contexts, one, options);
+        if (!scores) {
+            return scores.failure();
+        }
+        into.tasks = *scores;
+        into.seconds +=
+            std::chrono::duration<double>(std::chrono::steady_clock::now() - begun).count();
+        std::fprintf(stderr, "tasks %s: needles %llu of %llu, copied %.1f %%\n", one.name.c_str(),
+                     static_cast<unsigned long long>(scores->all_needles().right),
+                     static_cast<unsigned long long>(scores->all_needles().all),
+                     100 * scores->all_copied().share());
+        return nothing{};
+    };
+    if (auto finished = run(reference_configuration(), done.reference); !finished) {
+        return finished;
+    }
+    for (std::size_t i = 0; i < chosen.size(); ++i) {
+        if (auto finished = run(chosen[i], done.results[i]); !finished) {
+            return finished;
+        }
+    }
+    return nothing{};
+}
+
+outcome<nothing> run(const program_options& wanted) {
+    const auto chosen = choose(wanted);
+    if (!chosen) {
+        return chosen.failure();
+    }
+    const auto report_file = open_output(wanted.report);
+    if (!report_file) {
+        return report_file.failure();
+    }
+    const auto plot_file = open_output(wanted.plot);
+    if (!plot_file) {
+        return plot_file.failure();
+    }
+    const auto mapped = generate::mapped_file::open(wanted.text);
+    if (!mapped) {
+        return mapped.failure();
+    }
+    const std::string_view text(reinterpret_cast<const char*>(mapped->bytes().data()),
+                                mapped->bytes().size());
+    const auto file = generate::gguf_file::open(wanted.model);
+    if (!file) {
+        return file.failure();
+    }
+    const auto words = generate::tokenizer::from_gguf(*file);
+    if (!words) {
+        return error{fmt::format("'{}': {}", wanted.model, words.message())};
+    }
+    const auto model = generate::llama_model::load(*file);
+    if (!model) {
+        return error{fmt::format("'{}': {}", wanted.model, model.message())};
+    }
+    if (words->size() > model->config.vocabulary) {
+        return error{fmt::format("the tokenizer has {} tokens, the model knows {}", words->size(),
+                                 model->config.vocabulary)};
+    }
+
+    evaluation done;
+    done.model = std::filesystem::path(wanted.model).filename().string();
+    done.text = std::filesystem::path(wanted.text).filename().string();
+    done.window = wanted.window;
+    done.chunk = wanted.chunk;
+    if (auto read = read_text(*model, *words, text, *chosen, wanted, done); !read) {
+        return read;
+    }
+    if (wanted.tasks) {
+        if (auto asked = do_tasks(*model, *words, text, *chosen, wanted, done); !asked) {
+            return asked;
+        }
+    }
+    std::fputs(table(done).c_str(), stdout);
+    if (auto written = write(*report_file, report(done)); !written) {
+        return written;
+    }
+    return write(*plot_file, plot(done));
+}
+
+}  // namespace
+
+}  // namespace evaluate
+
+int main(int count, char** words) {
+    const auto wanted = evaluate::parse_options(
+        std::span<const char* const>(words, static_cast<std::size_t>(count)).subspan(1));
+    if (!wanted) {
+        std::fprintf(stderr, "evaluate: %s\n\n%s", wanted.message().c_str(),
+                     evaluate::usage().c_str());
+        return 2;
+    }
+    if (wanted->help) {
+        std::fputs(evaluate::usage().c_str(), stdout);
+        return 0;
+    }
+    const auto done = evaluate::run(*wanted);
+    if (!done) {
+        std::fprintf(stderr, "evaluate: %s\n", done.message().c_str());
+    }
+    return done ? 0 : 1;
+}

@@ -1,0 +1,35 @@
+// The command line of the program.
+#pragma once
+
+#include <cstdint>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "evaluate/configuration.hpp"
+
+namespace evaluate {
+
+struct program_options {
+    bool help = false;
+    bool tasks = false;
+    std::string model;
+    std::string text;
+    std::string report;  // path of a JSON file, or empty
+    std::string plot;    // path of an SVG file, or empty
+    std::uint32_t tokens = 32768;
+    std::uint32_t window = 2048;
+    std::uint32_t chunk = 128;
+    std::uint32_t contexts = 8;
+    std::uint32_t threads = 0;  // 0: one per processor
+    std::vector<configuration> configurations;
+    bool chosen = false;  // the configurations were asked for by name
+};
+
+// `words` are the program's arguments without its name. The error says which one is wrong and what
+// would be right.
+outcome<program_options> parse_options(std::span<const char* const> words);
+
+std::string usage();
+
+}  // namespace evaluate
