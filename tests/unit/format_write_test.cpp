@@ -261,19 +261,3 @@ TEST_CASE("a large call is cut over threads without changing a byte or a count")
                     {{0, 900}, {3, 300}}, threads, random);
     }
 }
-
-TEST_CASE("static scales do not show where a format takes none") {
-    executor alone;
-    for (const format_test::facts& format : format_test::record_facts()) {
-        CAPTURE(std::string(format.name));
-        std::vector<std::byte> bytes[2];
-        for (const bool scaled : {false, true}) {
-            paged_cache cache(tile_order::native, 16, heads, 64, 64, format.id, format.id, 20);
-            if (scaled) cache.layout.keys.scales = cache.layout.values.scales = static_scales;
-            std::mt19937 random(74);
-            cache.fill(20, random);
-            bytes[scaled] = cache.copy();
-        }
-        CHECK((bytes[0] == bytes[1]) == !format.static_scale);
-    }
-}

@@ -15,6 +15,7 @@
 #include <cstdint>
 #include <cstring>
 #include <random>
+#include <string>
 #include <vector>
 
 #include "format/encode.hpp"
@@ -39,7 +40,7 @@ void on_every_target(const callable& body) {
     for (int64_t rest = supported & HWY_TARGETS; rest != 0; rest &= rest - 1) {
         const int64_t target = rest & -rest;
         hwy::GetChosenTarget().Update(target);
-        CAPTURE(hwy::TargetName(target));
+        CAPTURE(std::string(hwy::TargetName(target)));
         body();
     }
     hwy::GetChosenTarget().Update(supported);

@@ -1,0 +1,235 @@
+// Attention over stored formats against the definition in double, on the rows that the test's own
+// decoder reads from the arena.
+#include <string>
+
+#include "attention_fixture.hpp"
+#include "model/storage.hpp"
+
+using namespace kvrt;
+using namespace attention_test;
+using paged_test::all_orders;
+using paged_test::on_every_target;
+
+namespace {
+
+constexpr double tolerance = 1e-5;
+constexpr uint32_t kv_heads = 2;
+
+struct started_executor {
+    host_allocator allocator;
+    executor threads;
+    explicit started_executor(uint32_t count) {
+        REQUIRE(threads.start(allocator, count, nullptr) == KV_OK);
+    }
+};
+
+struct stored_with {
+    uint32_t key_format, value_format;
+    bool rotate_keys = false, rotate_values = false;
+};
+
+/// Each format as keys and as values, and some together.
+std::vector<stored_with> all_pairs() {
+    std::vector<stored_with> pairs = {
+        {KV_FORMAT_Q8_0, KV_FORMAT_Q4_0},         {KV_FORMAT_Q4_1, KV_FORMAT_Q4_1},
+        {KV_FORMAT_FP8_E4M3, KV_FORMAT_FP8_E5M2}, {KV_FORMAT_NVFP4, KV_FORMAT_MXFP4},
+        {KV_FORMAT_INT8_TOKEN, KV_FORMAT_F32},    {KV_FORMAT_BF16, KV_FORMAT_INT4_TOKEN},
+        {KV_FORMAT_F32, KV_FORMAT_FP8_TOKEN},
+    };
+    for (const format_test::facts& format : format_test::record_facts()) {
+        pairs.push_back({format.id, format.id});
+        pairs.push_back({format.id, KV_FORMAT_F16});
+        pairs.push_back({KV_FORMAT_F16, format.id});
+    }
+    return pairs;
+}
+
+paged_cache make_cache(const stored_with& what, tile_order order, uint32_t block_tokens,
+                       uint32_t key_dim, uint32_t value_dim, uint32_t slots, uint32_t seed) {
+    paged_cache cache(order, block_tokens, kv_heads, key_dim, value_dim, what.key_format,
+                      what.value_format, slots, seed);
+    cache.layout.keys.rotated = what.rotate_keys && !cache.facts(false).plain();
+    cache.layout.values.rotated = what.rotate_values && !cache.facts(true).plain();
+    if (cache.facts(false).static_scale) cache.layout.keys.scales = paged_test::static_scales;
+    if (cache.facts(true).static_scale) cache.layout.values.scales = paged_test::static_scales;
+    return cache;
+}
+
+template <class number, std::size_t count>
+number pick(std::mt19937& random, const number (&choices)[count]) {
+    return choices[random() % count];
+}
+
+/// A sequence of that many rows; the rest of the geometry is drawn.
+problem draw(stored_with what, uint32_t rows, std::mt19937& random) {
+    what.rotate_keys = random() % 3 == 0;
+    what.rotate_values = random() % 3 == 0;
+    const uint32_t slots = rows + static_cast<uint32_t>(random()) % 170;
+    paged_cache cache = make_cache(
+        what,
+        pick(random, {tile_order::native, tile_order::native, tile_order::hnd, tile_order::nhd}),
+        pick(random, {16u, 32u, 64u}), pick(random, {32u, 64u, 72u, 80u, 96u, 128u, 256u}),
+        pick(random, {32u, 64u, 72u, 80u, 96u, 128u, 256u}), slots,
+        static_cast<uint32_t>(random()));
+    problem made(std::move(cache), pick(random, {1u, 4u}), rows, slots, random);
+    if (random() % 3 == 0) made.layer.softcap = 3.0f;
+    if (random() % 4 == 0) made.add_sinks(random);
+    if (random() % 3 == 0) made.add_slopes();
+    if (random() % 3 == 0) {
+        made.layer.window = pick(random, {1u, 7u, 40u, 100u});
+        made.layer.window_sinks = pick(random, {0u, 3u, 20u});
+    }
+    return made;
+}
+
+std::string in_words(const problem& drawn) {
+    const operand_layout& keys = drawn.cache.layout.keys;
+    const operand_layout& values = drawn.cache.layout.values;
+    return std::string(keys.format->name) + (keys.rotated ? " rotated" : "") + " [" +
+           std::to_string(keys.dim) + "], " + values.format->name +
+           (values.rotated ? " rotated" : "") + " [" + std::to_string(values.dim) + "], order " +
+           std::to_string(static_cast<uint32_t>(drawn.cache.layout.order)) + ", rows " +
+           std::to_string(drawn.rows) + ", slots " + std::to_string(drawn.slots) + ", group " +
+           std::to_string(drawn.layer.query_heads / kv_heads) + ", window " +
+           std::to_string(drawn.layer.window) + " + " + std::to_string(drawn.layer.window_sinks);
+}
+
+}  // namespace
+
+TEST_CASE("attention over every format is what its definition says") {
+    started_executor one(1), three(3);
+    std::mt19937 random(81);
+    for (const stored_with& what : all_pairs()) {
+        for (const uint32_t rows : {1u, 1u, 1u, 5u, 40u}) {
+            const problem drawn = draw(what, rows, random);
+            CAPTURE(in_words(drawn));
+            const definition expected(drawn);
+            on_every_target([&] {
+                const result alone = run(drawn, one.threads);
+                CHECK(distance(expected, alone) < tolerance);
+                CHECK(alone == run(drawn, three.threads));
+            });
+            if (rows == 5) {
+                CHECK(distance(expected, run(drawn, one.threads, path::reference)) < 1e-6);
+            }
+        }
+    }
+}
+
+TEST_CASE("a long context of records is cut into pieces that join to the whole") {
+    started_executor one(1), three(3);
+    std::mt19937 random(82);
+    for (const format_test::facts& format : format_test::record_facts()) {
+        CAPTURE(std::string(format.name));
+        for (const uint32_t rows : {1u, 4u}) {
+            problem drawn(make_cache({format.id, format.id}, tile_order::native, 16, 64, 64, 1500,
+                                     static_cast<uint32_t>(random())),
+                          4, rows, 1500, random);
+            if (rows == 4) drawn.layer.window = 900;
+            const result alone = run(drawn, one.threads);
+            CHECK(distance(drawn, alone) < tolerance);
+            CHECK(alone == run(drawn, three.threads, path::kernels, 1 << 20));
+        }
+    }
+}
+
+TEST_CASE("static scales change what formats hold that take them, and nothing of the others") {
+    started_executor one(1);
+    on_every_target([&] {
+        for (const format_test::facts& format : format_test::record_facts()) {
+            CAPTURE(std::string(format.name));
+            for (const uint32_t rows : {1u, 5u}) {
+                result results[2];
+                for (const bool scaled : {false, true}) {
+                    std::mt19937 random(83);
+                    paged_cache cache(tile_order::native, 16, kv_heads, 64, 64, format.id,
+                                      format.id, 90);
+                    kv_storage storage = KV_INIT(kv_storage);
+                    storage.flags = scaled ? 0 : KV_STORAGE_SCALE_ONE;
+                    storage.scales = scaled ? paged_test::static_scales : nullptr;
+                    storage.scale_count = scaled ? kv_heads : 0;
+                    float copied[2 * kv_heads];
+                    float* next = copied;
+                    for (operand_layout* operand : {&cache.layout.keys, &cache.layout.values}) {
+                        REQUIRE(take_storage(&storage, kv_heads, "storage", 0, next, *operand) ==
+                                KV_OK);
+                    }
+                    const problem drawn(std::move(cache), 4, rows, 90, random);
+                    results[scaled] = run(drawn, one.threads);
+                    CHECK(distance(drawn, results[scaled]) < tolerance);
+                }
+                CHECK((results[0] == results[1]) == !format.static_scale);
+            }
+        }
+    });
+}
+
+TEST_CASE("blocks that held something else: half a block is written, nothing of the rest is read") {
+    started_executor one(1);
+    for (const format_test::facts& format : format_test::record_facts()) {
+        CAPTURE(std::string(format.name));
+        for (const tile_order order : all_orders) {
+            CAPTURE(static_cast<uint32_t>(order));
+            for (const uint32_t before : {0u, uint32_t{KV_FORMAT_F16}, uint32_t{KV_FORMAT_Q8_0}}) {
+                CAPTURE(before);  // 0: every bit set, so that scales are NaN
+                for (const uint32_t slots : {7u, 16u + 9u}) {
+                    std::mt19937 random(84);
+                    paged_cache cache =
+                        make_cache({format.id, format.id}, order, 32, 64, 64, slots, 5);
+                    if (before == 0) {
+                        std::memset(cache.arena, 0xff, cache.bytes());
+                    } else {
+                        paged_cache other = make_cache({before, before}, order, 32, 64, 64, 96, 5);
+                        other.fill(96, random);
+                        std::memcpy(cache.arena, other.arena,
+                                    std::min(cache.bytes(), other.bytes()));
+                    }
+                    for (const uint32_t rows : {1u, 5u}) {
+                        const problem drawn(cache, 4, rows, slots, random);
+                        const definition expected(drawn);
+                        on_every_target([&] {
+                            const result got = run(drawn, one.threads);
+                            uint32_t infinite = 0;
+                            for (const float x : got.out) infinite += std::isfinite(x) ? 0 : 1;
+                            CHECK(infinite == 0);
+                            CHECK(distance(expected, got) < tolerance);
+                        });
+                    }
+                }
+            }
+        }
+    }
+}
+
+TEST_CASE("a row that is not finite is NaN for those who see it, and for nobody else") {
+    started_executor one(1);
+    for (const format_test::facts& format : format_test::record_facts()) {
+        CAPTURE(std::string(format.name));
+        for (const bool value : {false, true}) {
+            CAPTURE(value);
+            std::mt19937 random(85);
+            constexpr uint32_t slots = 60, rows = 5, flawed = slots - 2;
+            problem drawn(
+                make_cache({format.id, format.id}, tile_order::native, 16, 64, 64, slots, 6), 4,
+                rows, slots, random);
+            const definition clean(drawn);
+            // All bits set: NaN as a scale, as codes of static fp8.
+            for (uint32_t word = 0; word < drawn.cache.words(value); ++word) {
+                std::memset(drawn.cache.arena +
+                                drawn.cache.offset(drawn.cache.blocks, value, flawed, 0, word),
+                            0xff, 4);
+            }
+            on_every_target([&] {
+                const result got = run(drawn, one.threads);
+                const std::size_t per_row = std::size_t{8} * 64;  // 8 query heads
+                uint32_t wrong = 0;
+                for (std::size_t i = 0; i < rows * per_row; ++i) {
+                    const bool sees = i / per_row >= rows - 2 && i % per_row < per_row / 2;
+                    wrong += sees ? !std::isnan(got.out[i])
+                                  : std::abs(double{got.out[i]} - clean.out[i]) > 1e-4;
+                }
+                CHECK(wrong == 0);
+            });
+        }
+    }
+}
