@@ -116,6 +116,33 @@ TEST_CASE("attention over every format is what its definition says") {
     }
 }
 
+TEST_CASE("rows with outliers, and queries of one sign") {
+    started_executor one(1);
+    for (const format_test::facts& format : format_test::record_facts()) {
+        CAPTURE(std::string(format.name));
+        for (const uint32_t rows : {1u, 5u}) {
+            std::mt19937 random(86);
+            constexpr uint32_t slots = 150, dim = 128;
+            problem drawn(
+                make_cache({format.id, format.id}, tile_order::native, 16, dim, dim, slots, 7), 4,
+                rows, slots, random);
+            const format_test::key_like_rows source(dim, random);
+            drawn.cache.fill(slots, [&](bool) {
+                std::vector<float> row = source.draw(random);
+                if (random() % 10 == 0) row[random() % dim] *= 100.0f;
+                return row;
+            });
+            for (float& x : drawn.queries) x = std::abs(x);
+            const definition expected(drawn);
+            on_every_target([&] {
+                // Where codes are multiplied before their zero or least is taken off, terms much
+                // larger than their sum cancel.
+                CHECK(distance(expected, run(drawn, one.threads)) < 5e-5);
+            });
+        }
+    }
+}
+
 TEST_CASE("a long context of records is cut into pieces that join to the whole") {
     started_executor one(1), three(3);
     std::mt19937 random(82);

@@ -193,15 +193,21 @@ struct paged_cache {
 
     /// Writes rows of normal numbers to slots [0, slots).
     void fill(uint32_t slots, std::mt19937& random) {
-        std::normal_distribution<float> normal;
+        fill(slots, [&](bool value) { return format_test::gauss_row(operand(value).dim, random); });
+    }
+
+    /// The same with rows that `draw` makes, of keys or of values.
+    template <class row_source>
+    void fill(uint32_t slots, const row_source& draw) {
         const uint32_t heads = layout.kv_heads;
         packed_tensor keys(element::f32, slots, heads, layout.keys.dim, false);
         packed_tensor values(element::f32, slots, heads, layout.values.dim, false);
         for (uint32_t slot = 0; slot < slots; ++slot) {
             for (uint32_t head = 0; head < heads; ++head) {
                 for (const bool value : {false, true}) {
+                    const std::vector<float> row = draw(value);
                     for (uint32_t i = 0; i < operand(value).dim; ++i) {
-                        const double number = static_cast<double>(normal(random));
+                        const double number = double{row[i]};
                         (value ? values : keys).put(slot, head, i, number);
                         if (facts(value).plain()) set(value, slot, head, i, number);
                     }
