@@ -1,0 +1,236 @@
+// Whole evaluations of a small model with made-up weights: against the same cache twice, and
+// against attention without a library.
+#include <doctest/doctest.h>
+
+#include <cmath>
+#include <numeric>
+
+#include "dense_cache.hpp"
+#include "evaluate/tasks.hpp"
+#include "evaluate/text_run.hpp"
+#include "sampler.hpp"
+#include "tiny_model.hpp"
+
+using evaluate::configuration;
+using generate::token_id;
+
+namespace {
+
+constexpr std::uint32_t vocabulary = 100;
+constexpr std::uint32_t layers = 3;
+constexpr std::uint32_t head_dim = 32;
+constexpr std::uint32_t width = 64;
+
+// Two query heads on one KV head, as small as the library's heads can be.
+const generate::llama_model& small_model() {
+    static const gguf_builder built = [] {
+        tiny_model plan;
+        plan.sizes = {
+            {"llama.block_count", layers},     {"llama.embedding_length", width},
+            {"llama.attention.head_count", 2}, {"llama.attention.head_count_kv", 1},
+            {"llama.feed_forward_length", 40}, {"llama.context_length", 512},
+        };
+        plan.tensors = {{"token_embd.weight", {width, vocabulary}},
+                        {"output_norm.weight", {width}}};
+        for (std::uint32_t i = 0; i < layers; ++i) {
+            const std::string block = "blk." + std::to_string(i) + ".";
+            plan.shape(block + "attn_norm.weight") = {width};
+            plan.shape(block + "attn_q.weight") = {width, 2 * head_dim};
+            plan.shape(block + "attn_k.weight") = {width, head_dim};
+            plan.shape(block + "attn_v.weight") = {width, head_dim};
+            plan.shape(block + "attn_output.weight") = {2 * head_dim, width};
+            plan.shape(block + "ffn_norm.weight") = {width};
+            plan.shape(block + "ffn_gate.weight") = {width, 40};
+            plan.shape(block + "ffn_up.weight") = {width, 40};
+            plan.shape(block + "ffn_down.weight") = {40, width};
+        }
+        return plan.write();
+    }();
+    static const generate::llama_model model = [] {
+        generate::set_matrix_threads(1);
+        auto file = generate::gguf_file::parse(built.bytes());
+        REQUIRE(file);
+        auto loaded = generate::llama_model::load(*file);
+        REQUIRE_MESSAGE(loaded, (loaded ? std::string() : loaded.message()));
+        return std::move(*loaded);
+    }();
+    return model;
+}
+
+std::vector<token_id> some_tokens(std::size_t count) {
+    std::vector<token_id> tokens;
+    for (std::uint32_t i = 0; i < count; ++i) {
+        tokens.push_back((i * i + 7 * i) % 97);
+    }
+    return tokens;
+}
+
+std::vector<configuration> configurations(std::string_view list) {
+    auto read = evaluate::parse_configurations(list);
+    REQUIRE_MESSAGE(read, (read ? std::string() : read.message()));
+    return *read;
+}
+
+evaluate::text_scores_of_all score(std::span<const token_id> tokens, std::string_view list,
+                                   std::uint32_t window, std::uint32_t chunk,
+                                   std::optional<token_id> marker = std::nullopt) {
+    evaluate::text_options options;
+    options.window = window;
+    options.chunk = chunk;
+    options.threads = 1;
+    options.marker = marker;
+    const auto list_read = configurations(list);
+    auto scores = evaluate::score_text(small_model(), tokens, list_read, options,
+                                       [](std::size_t, std::size_t) {});
+    REQUIRE_MESSAGE(scores, (scores ? std::string() : scores.message()));
+    return std::move(*scores);
+}
+
+// Logits of every token of one text, [tokens, vocabulary], without the library.
+std::vector<float> dense_logits(std::span<const token_id> tokens) {
+    std::vector<std::uint32_t> rows(tokens.size());
+    std::iota(rows.begin(), rows.end(), 0u);
+    std::vector<float> logits(tokens.size() * vocabulary);
+    dense_cache cache(small_model().config);
+    generate::forward_pass pass(small_model(), tokens.size());
+    REQUIRE(pass.run({tokens, rows, rows}, cache, logits));
+    return logits;
+}
+
+double loss_of(std::span<const float> logits, token_id token) {
+    double sum = 0;
+    for (const float logit : logits) {
+        sum += std::exp(static_cast<double>(logit));
+    }
+    return std::log(sum) - static_cast<double>(logits[token]);
+}
+
+}  // namespace
+
+TEST_CASE("evaluation: the f16 cache does not differ from itself, and small formats do") {
+    const auto scores = score(some_tokens(3 * 64 + 20), "f16,f32,q8_0,int4_token", 64, 16);
+    REQUIRE(scores.others.size() == 4);
+    const auto& same = scores.others[0].sums;
+    CHECK(same.count() == 3 * 32);
+    CHECK(same.mean_divergence() == 0);
+    CHECK(same.percentile_divergence(1) == 0);
+    CHECK(same.agreement() == 1);
+    CHECK(same.perplexity() == scores.reference.sums.perplexity());
+    // The coarser, the further.
+    double before = 0;
+    for (std::size_t i = 1; i < 4; ++i) {
+        const auto& sums = scores.others[i].sums;
+        CHECK(sums.count() == 3 * 32);
+        CHECK(sums.mean_divergence() > before);
+        CHECK(sums.percentile_divergence(0.99) > sums.mean_divergence());
+        before = sums.mean_divergence();
+    }
+    CHECK(scores.others[3].sums.agreement() < 1);
+}
+
+TEST_CASE("evaluation: bytes are what the cache holds") {
+    const auto scores =
+        score(some_tokens(64), "f16,f32,q8_0,int4_token,q8_0/f16,int4_token@1", 64, 64);
+    // A token's keys and values of one layer: 2 x 32 numbers. Rows of q8_0 are 32 codes and a scale
+    // of 2 bytes, filled up to whole words of 4.
+    const auto bytes = [&](std::size_t i) { return scores.others[i].bytes_per_token; };
+    CHECK(scores.reference.bytes_per_token == layers * 64 * 2);
+    CHECK(bytes(0) == layers * 64 * 2);
+    CHECK(bytes(1) == layers * 64 * 4);
+    CHECK(bytes(2) == layers * 2 * 36);
+    CHECK(bytes(3) == layers * 2 * (16 + 4));
+    CHECK(bytes(4) == layers * (36 + 32 * 2));
+    CHECK(bytes(5) == 2 * 64 * 2 + 2 * (16 + 4));
+}
+
+TEST_CASE("evaluation: perplexity as computed without the library") {
+    const auto tokens = some_tokens(2 * 48);
+    double loss = 0;
+    for (std::size_t window = 0; window < 2; ++window) {
+        const auto part = std::span(tokens).subspan(window * 48, 48);
+        const auto logits = dense_logits(part);
+        for (std::size_t token = 24; token < 48; ++token) {
+            loss += loss_of(std::span(logits).subspan((token - 1) * vocabulary, vocabulary),
+                            part[token]);
+        }
+    }
+    const double expected = std::exp(loss / 48);
+    // Whatever the chunks, also those that end where the scored half begins.
+    for (const std::uint32_t chunk : {1u, 7u, 24u, 48u, 100u}) {
+        CAPTURE(chunk);
+        const auto scores = score(tokens, "f32", 48, chunk);
+        CHECK(scores.others[0].sums.count() == 48);
+        CHECK(scores.others[0].sums.perplexity() == doctest::Approx(expected).epsilon(1e-4));
+    }
+}
+
+TEST_CASE("evaluation: windows begin with the marker that a model wants") {
+    auto tokens = some_tokens(48);
+    const auto marked = score(tokens, "f32", 48, 16, 99);
+    const double before = score(tokens, "f32", 48, 16).others[0].sums.perplexity();
+    CHECK(marked.others[0].sums.perplexity() != before);
+    tokens.front() = 99;
+    CHECK(marked.others[0].sums.perplexity() ==
+          score(tokens, "f32", 48, 16).others[0].sums.perplexity());
+}
+
+TEST_CASE("evaluation: texts and windows that do not fit are errors") {
+    const auto refused = [](std::size_t tokens, std::uint32_t window, std::string_view part) {
+        evaluate::text_options options;
+        options.window = window;
+        options.threads = 1;
+        auto scores = evaluate::score_text(small_model(), some_tokens(tokens), {}, options,
+                                           [](std::size_t, std::size_t) {});
+        REQUIRE_FALSE(scores);
+        CAPTURE(scores.message());
+        return scores.message().find(part) != std::string::npos;
+    };
+    CHECK(refused(63, 64, "63 tokens, a window takes 64"));
+    CHECK(refused(2000, 513, "this model takes 4 to 512"));
+    CHECK(refused(2000, 3, "this model takes 4 to 512"));
+}
+
+TEST_CASE("tasks: probes are answered as the model would after reading all of it") {
+    // Two contexts with probes of unlike lengths, asked in one batch.
+    const auto tokens = some_tokens(140);
+    const auto part = [&](std::size_t first, std::size_t count) {
+        return std::vector<token_id>(tokens.begin() + static_cast<std::ptrdiff_t>(first),
+                                     tokens.begin() + static_cast<std::ptrdiff_t>(first + count));
+    };
+    std::vector<evaluate::task_context> contexts(2);
+    for (std::size_t i = 0; i < 2; ++i) {
+        contexts[i].tokens = part(i * 20, 50);
+        contexts[i].probes = {{evaluate::task::needle, 0, part(100, 3), {}},
+                              {evaluate::task::needle, 1, part(103, 1), part(110, 4)},
+                              {evaluate::task::copy, 2, part(105, 9), {}}};
+        // What the model says itself is the right answer to two of them.
+        for (const std::size_t asked : {0u, 2u}) {
+            auto& one = contexts[i].probes[asked];
+            auto read = contexts[i].tokens;
+            read.insert(read.end(), one.cue.begin(), one.cue.end());
+            for (std::size_t k = 0; k < 3 + asked; ++k) {
+                const auto logits = dense_logits(read);
+                one.answer.push_back(generate::greedy_token(std::span(logits).last(vocabulary)));
+                read.push_back(one.answer.back());
+            }
+        }
+        contexts[i].probes[2].answer[2] = (contexts[i].probes[2].answer[2] + 1) % vocabulary;
+    }
+    evaluate::task_options options;
+    options.chunk = 16;
+    options.threads = 1;
+    auto scores = evaluate::run_tasks(small_model(), contexts, configurations("f32")[0], options);
+    REQUIRE_MESSAGE(scores, (scores ? std::string() : scores.message()));
+    CHECK(scores->needle[0].right == 2);
+    CHECK(scores->needle[0].all == 2);
+    CHECK(scores->needle[1].right == 0);
+    CHECK(scores->needle[1].all == 2);
+    CHECK(scores->copy[2].all == 2 * 5);
+    CHECK(scores->copy[2].right >= 2 * 2);  // those before the wrong one
+    CHECK(scores->copy[2].right < 2 * 5);
+
+    contexts[0].tokens = some_tokens(505);
+    auto refused = evaluate::run_tasks(small_model(), contexts, configurations("f32")[0], options);
+    REQUIRE_FALSE(refused);
+    CHECK(refused.message().find("a task takes 519 tokens, the model 512") != std::string::npos);
+}
