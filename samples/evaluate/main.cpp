@@ -119,13 +119,14 @@ outcome<nothing> do_tasks(const generate::llama_model& model, const generate::to
         // Anywhere in the text, so that the contexts differ, but the last part is left for the one
         // that begins last.
         const std::size_t offset = text.size() / (wanted.contexts + 1) * i;
-        auto made = make_context(words, text, offset, wanted.window * 7 / 8, 1 + i);
+        auto made = make_context(words, text, offset, wanted.context_tokens, 1 + i);
         if (!made) {
             return made.failure();
         }
         contexts.push_back(std::move(*made));
     }
     done.contexts = wanted.contexts;
+    done.context_tokens = wanted.context_tokens;
     const task_options options = {wanted.chunk, wanted.threads};
     const auto run = [&](const configuration& one, result& into) -> outcome<nothing> {
         const auto begun = std::chrono::steady_clock::now();

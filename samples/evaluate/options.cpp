@@ -53,6 +53,7 @@ outcome<nothing> read_value(std::string_view option, std::string_view word, prog
                    {"--window", 4, 1u << 20, read.window},
                    {"--chunk", 1, 8192, read.chunk},
                    {"--contexts", 1, 4096, read.contexts},
+                   {"--context-tokens", 4, 1u << 20, read.context_tokens},
                    {"--threads", 1, 1024, read.threads}};
     if (option == "--formats") {
         return read_formats(word, read);
@@ -142,6 +143,8 @@ std::string usage() {
         "                   formats: {}\n"
         "  --tasks          also needle and copy tasks at depths of {} %\n"
         "  --contexts N     of the tasks, each with a needle and a list at every depth (8)\n"
+        "  --context-tokens N\n"
+        "                   length of each (1792)\n"
         "  --threads N      threads (one per processor)\n"
         "  --report FILE    write all numbers as JSON\n"
         "  --plot FILE      write divergence against bytes as SVG\n",

@@ -21,6 +21,7 @@ struct program_options {
     std::uint32_t window = 2048;
     std::uint32_t chunk = 128;
     std::uint32_t contexts = 8;
+    std::uint32_t context_tokens = 1792;
     std::uint32_t threads = 0;  // 0: one per processor
     std::vector<configuration> configurations;
     bool chosen = false;  // the configurations were asked for by name

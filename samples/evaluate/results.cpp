@@ -124,11 +124,13 @@ std::string report(const evaluation& done) {
         "  \"window\": {},\n"
         "  \"chunk\": {},\n"
         "  \"task_contexts\": {},\n"
+        "  \"task_context_tokens\": {},\n"
         "  \"task_depths\": [{}],\n"
         "  \"reference\": {},\n"
         "  \"results\": [",
         json_string(done.model), json_string(done.text), done.tokens, done.scored, done.window,
-        done.chunk, done.contexts, fmt::join(depths, ", "), json_of(done, done.reference));
+        done.chunk, done.contexts, done.context_tokens, fmt::join(depths, ", "),
+        json_of(done, done.reference));
     for (const result& one : done.results) {
         json +=
             fmt::format("{}\n    {}", &one == done.results.data() ? "" : ",", json_of(done, one));

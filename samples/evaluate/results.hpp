@@ -31,7 +31,8 @@ struct evaluation {
     std::uint32_t window = 0;
     std::uint32_t chunk = 0;
     std::uint32_t contexts = 0;  // of the tasks
-    result reference;            // the f16 cache
+    std::uint32_t context_tokens = 0;
+    result reference;  // the f16 cache
     std::vector<result> results;
 };
 

@@ -13,16 +13,19 @@ namespace {
 using generate::token_id;
 using generate::tokenizer;
 
-constexpr std::string_view colours[] = {"red", "blue", "green", "yellow", "white"};
-static_assert(std::size(colours) == depths.size());
-
-constexpr std::string_view list_words[] = {
-    "river",  "stone",  "apple",   "window", "garden",  "horse",  "bridge", "candle", "forest",
-    "island", "letter", "mirror",  "orange", "pocket",  "rabbit", "silver", "table",  "valley",
-    "winter", "summer", "basket",  "button", "castle",  "dinner", "engine", "finger", "guitar",
-    "hammer", "jacket", "kitchen", "lemon",  "market",  "needle", "ocean",  "paper",  "queen",
-    "road",   "school", "tiger",   "uncle",  "village", "water",  "yard",   "bread",  "cloud"};
-constexpr std::size_t words_of_list = 10;
+constexpr std::string_view names[] = {"Oliver", "Martha", "Hector", "Ingrid", "Samuel",
+                                      "Judith", "Walter", "Louise", "Victor", "Sylvia"};
+constexpr std::string_view nouns[] = {
+    "river",  "stone",   "apple",   "window", "garden",  "horse",  "bridge", "candle", "forest",
+    "island", "letter",  "mirror",  "orange", "pocket",  "rabbit", "silver", "table",  "valley",
+    "winter", "summer",  "basket",  "button", "castle",  "dinner", "engine", "finger", "guitar",
+    "hammer", "jacket",  "kitchen", "lemon",  "market",  "needle", "ocean",  "paper",  "queen",
+    "road",   "school",  "tiger",   "uncle",  "village", "water",  "yard",   "bread",  "cloud",
+    "desert", "feather", "ladder",  "pencil", "teacher"};
+constexpr std::size_t nouns_of_list = 10;
+constexpr std::size_t nouns_of_cue = 2;
+static_assert(std::size(names) >= depths.size());
+static_assert(std::size(nouns) >= depths.size() * nouns_of_list);
 
 // A sentence of the context: cue and answer, and what ends the line.
 struct passage {
@@ -39,19 +42,22 @@ void shuffle(std::vector<value_type>& values, std::mt19937_64& random) {
     }
 }
 
-passage make_needle(std::string_view colour, std::mt19937_64& random) {
-    return {task::needle, fmt::format("The secret number of the {} house is", colour),
+passage make_needle(std::string_view name, std::mt19937_64& random) {
+    return {task::needle, fmt::format("Remember the secret number of {}:", name),
             fmt::format(" {}", 10000 + random() % 90000)};
 }
 
-passage make_list(std::string_view colour, std::mt19937_64& random) {
-    std::vector<std::string_view> drawn(std::begin(list_words), std::end(list_words));
-    shuffle(drawn, random);
-    std::string answer;
-    for (const std::string_view word : std::span(drawn).first(words_of_list)) {
-        answer += fmt::format(" {}", word);
+std::string joined(std::span<const std::string_view> words) {
+    std::string text;
+    for (const std::string_view word : words) {
+        text += fmt::format(" {}", word);
     }
-    return {task::copy, fmt::format("The words of the {} list are:", colour), answer};
+    return text;
+}
+
+passage make_list(std::span<const std::string_view> drawn) {
+    return {task::copy, "Remember this list:" + joined(drawn.first(nouns_of_cue)),
+            joined(drawn.subspan(nouns_of_cue))};
 }
 
 void append(std::vector<token_id>& tokens, std::span<const token_id> more) {
@@ -84,8 +90,10 @@ std::string_view line_at(std::string_view text, std::size_t offset) {
 outcome<task_context> make_context(const tokenizer& words, std::string_view text,
                                    std::size_t offset, std::size_t length, std::uint64_t seed) {
     std::mt19937_64 random(seed);
-    std::vector<std::string_view> order(std::begin(colours), std::end(colours));
-    shuffle(order, random);
+    std::vector<std::string_view> people(std::begin(names), std::end(names));
+    shuffle(people, random);
+    std::vector<std::string_view> things(std::begin(nouns), std::end(nouns));
+    shuffle(things, random);
 
     task_context context;
     if (words.begins_with_marker() && words.begin_of_text()) {
@@ -97,8 +105,9 @@ outcome<task_context> make_context(const tokenizer& words, std::string_view text
     std::size_t placed = 0;
     while (context.tokens.size() < length || placed < depths.size()) {
         if (placed < depths.size() && context.tokens.size() * 100 >= length * depths[placed]) {
-            add_passage(words, make_needle(order[placed], random), placed, context);
-            add_passage(words, make_list(order[placed], random), placed, context);
+            const auto listed = std::span(things).subspan(placed * nouns_of_list, nouns_of_list);
+            add_passage(words, make_needle(people[placed], random), placed, context);
+            add_passage(words, make_list(listed), placed, context);
             ++placed;
             continue;
         }

@@ -1,9 +1,9 @@
 // Tasks that need the cache: things hidden in real text, asked for at its end.
 //
-// A context is text with two passages at each of several depths. One tells a number by a colour
-// (the needle), the other a list of words. At the end stands the beginning of a passage again, and
-// the model is to continue as the passage did. All passages of a context differ by their colour
-// alone, so the right one has to be found.
+// A context is text with two passages at each of several depths. One tells a number that belongs to
+// a name (the needle), the other a list of words. At the end stands the beginning of a passage once
+// more, and the model is to continue as the passage did. No name and no word is in two passages of
+// a context: the beginning says which one is meant.
 #pragma once
 
 #include <array>
