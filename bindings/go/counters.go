@@ -159,8 +159,8 @@ type Plan struct {
 	MetadataBytes     uint64 // host memory that NewPool will allocate
 }
 
-// MakePlan asks before buying: what `sequences` of `tokensPerSequence` retained tokens need. 0 takes
-// the number from config. Nothing is allocated.
+// MakePlan asks before buying: what `sequences` of `tokensPerSequence` retained tokens need. 0
+// takes the number from config. Nothing is allocated.
 func MakePlan(config Config, model Model, sequences, tokensPerSequence uint64) (Plan, error) {
 	var memory transfer
 	defer memory.free()

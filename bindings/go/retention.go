@@ -105,9 +105,9 @@ type CompressReport struct {
 	Nanoseconds    uint64
 }
 
-// Compress runs one round now, by `policy` or, if it is nil, the sequence's own. Inside an open step
-// it runs at the step's end (CompressDeferred). ErrAgain: there are no blocks to move the survivors
-// of shared ones to, and nothing has changed.
+// Compress runs one round now, by `policy` or, if it is nil, the sequence's own. Inside an open
+// step it runs at the step's end (CompressDeferred). ErrAgain: there are no blocks to move the
+// survivors of shared ones to, and nothing has changed.
 func (p *Pool) Compress(sequence Sequence, policy *Policy) (CompressReport, error) {
 	if err := p.enter(); err != nil {
 		return CompressReport{}, err

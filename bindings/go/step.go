@@ -7,8 +7,8 @@ import "C"
 
 import "unsafe"
 
-// Step is an open step of a pool: a value, like Sequence. It ends with End, Cancel or Close, or with
-// its pool; its use after that is an error. The zero Step is closed.
+// Step is an open step of a pool: a value, like Sequence. It ends with End, Cancel or Close, or
+// with its pool; its use after that is an error. The zero Step is closed.
 type Step struct {
 	pool   *Pool
 	number uint64
@@ -16,7 +16,7 @@ type Step struct {
 
 // openStep is a step that the pool knows; number 0 is a free place.
 type openStep struct {
-	handle *C.kv_step
+	handle C.uintptr_t
 	number uint64
 }
 
@@ -54,7 +54,7 @@ func (p *Pool) BeginStep() (Step, error) {
 	}
 	defer p.leave()
 	begun := C.kvgo_step_begin(p.handle)
-	if begun.step == nil {
+	if begun.step == 0 {
 		return Step{}, p.failure(begun.result)
 	}
 	p.begun++
@@ -147,7 +147,7 @@ func (s Step) AppendBatch(sequences []Sequence, counts, tokens []uint32, infos [
 	defer s.pool.leave()
 	results := s.pool.appendInfos(len(infos))
 	err = s.pool.failure(C.kvgo_step_append_batch(step.handle, items, sequencePointer(sequences),
-		uint32Pointer(counts), uint32Pointer(tokens), results))
+		uint32Pointer(counts), uint32Pointer(tokens), C.uintptr_t(uintptr(unsafe.Pointer(results)))))
 	if err != nil || len(infos) == 0 {
 		return err
 	}
