@@ -351,7 +351,8 @@ namespace Kvrt
         {
             if (pool == null)
             {
-                throw new InvalidOperationException("The step was never begun: use Pool.BeginStep.");
+                throw new InvalidOperationException(
+                    "The step was never begun: it comes from Pool.BeginStep.");
             }
             PoolLease lease = pool.Enter();
             if (slot.Number != number)
@@ -373,7 +374,7 @@ namespace Kvrt
 
         private static void CheckTokens(ReadOnlySpan<uint> counts, int length)
         {
-            ulong total = 0; // cannot overflow: a span has less than 2^31 elements of less than 2^32
+            ulong total = 0; // less than 2^31 elements of less than 2^32 do not overflow
             foreach (uint count in counts)
             {
                 total += count;
