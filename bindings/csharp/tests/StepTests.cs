@@ -199,8 +199,8 @@ namespace Kvrt.Tests
             }
         }
 
-        /// <summary>An arena of one slab: 2 MiB hold 256 blocks of 16 tokens, 2 heads, 2 * 32 half
-        /// precision numbers, less what the slab needs itself.</summary>
+        /// <summary>An arena of one slab: 2 MiB hold 512 blocks of 16 tokens, 2 heads and 2 * 32 half
+        /// precision numbers. 4000 tokens in two layers take 500.</summary>
         [Test]
         public static void WithoutRoomReserveSaysSoAndTheStepGoesOn()
         {
