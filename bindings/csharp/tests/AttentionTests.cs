@@ -179,7 +179,8 @@ namespace Kvrt.Tests
                                    Enumerable.Range(0, index / 4 + 1).ToArray(), out double sum);
                     return sum;
                 }).ToArray();
-                Check.Close(expected, logarithms.Select(l => (double)l).ToArray(), 1e-5, "log-sum-exp");
+                Check.Close(expected, logarithms.Select(l => (double)l).ToArray(), 1e-5,
+                            "log-sum-exp");
             }
         }
 
@@ -295,7 +296,8 @@ namespace Kvrt.Tests
                 }
                 Check.True(own.Any(value => value != 0), "something was computed");
                 Check.SameElements(own, shared, "the same queries over the same cache");
-                Check.Equal(0UL, pool.GetLayerInfo(sequence, 1).Blocks, "blocks of the sharing layer");
+                Check.Equal(0UL, pool.GetLayerInfo(sequence, 1).Blocks,
+                            "blocks of the sharing layer");
             }
         }
     }

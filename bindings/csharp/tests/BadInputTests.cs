@@ -257,7 +257,8 @@ namespace Kvrt.Tests
                 {
                     var policy = new Policy { Scorer = Scorer.Random, Budget = 8, Seed = 1 };
                     change(policy);
-                    Check.Throws<KvrtArgumentException>(() => pool.CreateSequence(policy), "create");
+                    Check.Throws<KvrtArgumentException>(
+                        () => pool.CreateSequence(policy), "create");
                     Check.Throws<KvrtArgumentException>(
                         () => pool.SetPolicy(sequence, policy), "set");
                     Check.Throws<KvrtArgumentException>(
@@ -311,9 +312,10 @@ namespace Kvrt.Tests
         {
             foreach (Category category in Enum.GetValues(typeof(Category)))
             {
-                KvrtException error = KvrtExceptionOf((Status)(-(int)category * 100 - 77), category);
+                var unknown = (Status)(-(int)category * 100 - 77);
+                KvrtException error = KvrtExceptionOf(unknown, category);
                 Check.Equal(category, error.Category, "category");
-                Check.Equal(-(int)category * 100 - 77, (int)error.Status, "the number is kept");
+                Check.Equal(unknown, error.Status, "the number is kept");
                 string expected = category == Category.Ok ? "KvrtException"
                                                           : "Kvrt" + category + "Exception";
                 Check.Equal(expected, error.GetType().Name, "class");

@@ -26,10 +26,12 @@ namespace Kvrt.Tests
                  $"{what}: {actual}, expected {expected}");
         }
 
-        public static void SameElements<T>(IEnumerable<T> expected, IEnumerable<T> actual, string what)
+        public static void SameElements<T>(
+            IEnumerable<T> expected, IEnumerable<T> actual, string what)
         {
             True(expected.SequenceEqual(actual),
-                 $"{what}: [{string.Join(", ", actual)}], expected [{string.Join(", ", expected)}]");
+                 $"{what}: [{string.Join(", ", actual)}], " +
+                 $"expected [{string.Join(", ", expected)}]");
         }
 
         public static void Contains(string part, string text, string what)

@@ -11,7 +11,8 @@ namespace Kvrt.Tests
     {
         public const uint QueryHeads = 4, KvHeads = 2, Dim = 32;
 
-        public Engine(Action<PoolConfig> configure = null, Action<Layer> shape = null, uint layers = 2)
+        public Engine(
+            Action<PoolConfig> configure = null, Action<Layer> shape = null, uint layers = 2)
         {
             Layers = layers;
             Layer layer = NewLayer();
@@ -92,7 +93,8 @@ namespace Kvrt.Tests
             AppendInfo info = step.Append(sequence, rows);
             step.Reserve();
             return Enumerable.Range(0, (int)Layers)
-                .Select(layer => Forward(step, text, info.FirstPosition, rows, (uint)layer)).ToArray();
+                .Select(layer => Forward(step, text, info.FirstPosition, rows, (uint)layer))
+                .ToArray();
         }
 
         private static float[] Forward(Step step, uint text, ulong first, uint rows, uint layer)

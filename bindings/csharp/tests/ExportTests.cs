@@ -71,7 +71,8 @@ namespace Kvrt.Tests
             CheckBlocks(tables, indices);
         }
 
-        /// <summary>Token 17 of the first sequence, token 33 of the second: every element.</summary>
+        /// <summary>Token 17 of the first sequence, token 33 of the second: every
+        /// element.</summary>
         private static void CheckBlocks(in ExportedTables tables, int[] indices)
         {
             float[][] expected =
@@ -85,7 +86,7 @@ namespace Kvrt.Tests
                 Check.Equal(expected[0][i], Key(tables, indices[1], 1, head, dim), "first key");
                 Check.Equal(expected[1][i], Value(tables, indices[1], 1, head, dim), "first value");
                 Check.Equal(expected[2][i], Key(tables, indices[4], 1, head, dim), "second key");
-                Check.Equal(expected[3][i], Value(tables, indices[4], 1, head, dim), "second value");
+                Check.Equal(expected[3][i], Value(tables, indices[4], 1, head, dim), "its value");
             }
         }
 
@@ -105,7 +106,8 @@ namespace Kvrt.Tests
                                     head * t.ValueStrideHead + dim * t.ValueStrideDim];
         }
 
-        /// <summary>Each buffer in turn is one element short; nothing behind it is written.</summary>
+        /// <summary>Each buffer in turn is one element short; nothing behind it is
+        /// written.</summary>
         [Test]
         public static void BuffersThatAreTooSmallAreRefused()
         {

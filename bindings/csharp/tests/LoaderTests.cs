@@ -32,14 +32,16 @@ namespace Kvrt.Tests
             }
         }
 
-        private static string Load(int expectedExit, string library, string searchPath, string program)
+        private static string Load(
+            int expectedExit, string library, string searchPath, string program)
         {
 #if NETCOREAPP
             string arguments = $"exec \"{program}\" --load";
 #else
             string arguments = $"\"{program}\" --load";
 #endif
-            var start = new ProcessStartInfo(Process.GetCurrentProcess().MainModule.FileName, arguments)
+            string runtime = Process.GetCurrentProcess().MainModule.FileName;
+            var start = new ProcessStartInfo(runtime, arguments)
             {
                 UseShellExecute = false,
                 RedirectStandardOutput = true,
@@ -63,7 +65,8 @@ namespace Kvrt.Tests
 
         private static string Program => Assembly.GetExecutingAssembly().Location;
 
-        /// <summary>The file of the library that this process found by the system's loader.</summary>
+        /// <summary>The file of the library that this process found by the system's
+        /// loader.</summary>
         private static string InstalledFile()
         {
             string path = Environment.GetEnvironmentVariable("LD_LIBRARY_PATH") ?? "";
@@ -144,7 +147,7 @@ namespace Kvrt.Tests
 
         private static void InCopyOfThisProgram(Action<string> test)
         {
-            string folder = Path.Combine(Path.GetTempPath(), "kvrt-" + Guid.NewGuid().ToString("N"));
+            string folder = Path.Combine(Path.GetTempPath(), "kvrt-" + Guid.NewGuid());
             Directory.CreateDirectory(folder);
             try
             {

@@ -42,7 +42,7 @@ namespace Kvrt.Tests
                 --exponent;
                 scaled *= 2.0;
             }
-            int mantissa = (int)Math.Round((scaled - 1.0) * 1024.0); // 1024 carries into the exponent
+            int mantissa = (int)Math.Round((scaled - 1.0) * 1024.0); // 1024 carries over
             return (ushort)(sign | (ushort)(((exponent + 15) << 10) + mantissa));
         }
 

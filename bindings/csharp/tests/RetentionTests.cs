@@ -22,7 +22,7 @@ namespace Kvrt.Tests
                 CompressReport report = pool.Compress(sequence, Streaming);
                 Check.Equal(CompressOutcome.Done, report.Outcome, "outcome");
                 Check.Equal(2u, report.Layers, "layers");
-                Check.Equal(400UL, report.TokensBefore, "tokens before: 100 by 2 layers by 2 heads");
+                Check.Equal(400UL, report.TokensBefore, "tokens before: 100, 2 layers, 2 heads");
                 Check.Equal(128UL, report.TokensAfter, "tokens after");
                 Check.Equal(14UL, report.BlocksBefore, "blocks before");
                 Check.Equal(4UL, report.BlocksAfter, "blocks after");
@@ -153,8 +153,8 @@ namespace Kvrt.Tests
             });
         }
 
-        /// <summary>The first token stands at position 0, where the rotation does nothing: band f of
-        /// its query is (q[f], q[f + dim/2]).</summary>
+        /// <summary>The first token stands at position 0, where the rotation does nothing: band f
+        /// of its query is (q[f], q[f + dim/2]).</summary>
         [Test]
         public static void StatisticsAreMeansOfQueries()
         {
@@ -263,7 +263,8 @@ namespace Kvrt.Tests
                 var policy = new Policy { Scorer = Scorer.TriAttention, Budget = 16 };
                 Sequence sequence = engine.Pool.CreateSequence(policy);
                 Run(engine, sequence, 40);
-                Check.Equal(CompressOutcome.Done, engine.Pool.Compress(sequence).Outcome, "outcome");
+                CompressReport report = engine.Pool.Compress(sequence);
+                Check.Equal(CompressOutcome.Done, report.Outcome, "outcome");
                 policy.Options = PolicyOptions.StatisticsOnline;
                 Sequence online = engine.Pool.CreateSequence(policy);
                 Run(engine, online, 40);
@@ -272,8 +273,8 @@ namespace Kvrt.Tests
             }
         }
 
-        /// <summary>16 tokens of 2 heads with keys and values of 32 halves are 4096 bytes a block and
-        /// layer.</summary>
+        /// <summary>16 tokens of 2 heads with keys and values of 32 halves are 4096 bytes a block
+        /// and layer.</summary>
         [Test]
         public static void APlanSaysWhatIsNeeded()
         {

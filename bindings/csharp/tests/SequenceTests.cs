@@ -52,7 +52,7 @@ namespace Kvrt.Tests
                 Check.Equal(21UL, pool.GetInfo(child).Accepted, "the child went on");
                 Check.Equal(20UL, pool.GetInfo(parent).Accepted, "the parent did not");
                 engine.CheckNext(parent, 1);
-                Check.Equal(1UL, pool.GetLayerInfo(child, 0).SharedBlocks, "one block still shared");
+                Check.Equal(1UL, pool.GetLayerInfo(child, 0).SharedBlocks, "still shared");
                 pool.Check();
             }
         }
@@ -100,7 +100,7 @@ namespace Kvrt.Tests
                 Check.Equal(CompressOutcome.Done, report.Outcome, "outcome");
                 // 12 tokens: 0 and 1, 10 to 12, and the newest 7.
                 int[] kept = { 0, 1, 10, 11, 12, 33, 34, 35, 36, 37, 38, 39 };
-                Check.SameElements(kept.Select(p => (uint)p), Positions(pool, sequence), "positions");
+                Check.SameElements(kept.Select(p => (uint)p), Positions(pool, sequence), "kept");
                 engine.CheckNext(sequence, 1, kept.Append(40).ToArray());
                 pool.Unpin(sequence);
                 pool.Compress(sequence);
@@ -196,7 +196,8 @@ namespace Kvrt.Tests
             {
                 Pool pool = engine.Pool;
                 Sequence sequence = pool.CreateSequence();
-                Check.Fails(Status.Limit, "max_sequences", () => pool.Fork(sequence, new Sequence[2]));
+                Check.Fails(Status.Limit, "max_sequences",
+                            () => pool.Fork(sequence, new Sequence[2]));
                 Check.Fails(Status.Invalid, "at least one child",
                             () => pool.Fork(sequence, Span<Sequence>.Empty));
                 pool.CreateSequence();
@@ -208,7 +209,7 @@ namespace Kvrt.Tests
                     pool.Pin(sequence, i, 1);
                 }
                 Check.Fails(Status.Limit, "16 ranges", () => pool.Pin(sequence, 16, 1));
-                Check.Fails(Status.Invalid, "at least one position", () => pool.Pin(sequence, 0, 0));
+                Check.Fails(Status.Invalid, "count is 0", () => pool.Pin(sequence, 0, 0));
             }
         }
     }

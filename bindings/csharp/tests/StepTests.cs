@@ -187,7 +187,8 @@ namespace Kvrt.Tests
         {
             using (var engine = new Engine())
             {
-                Sequence first = engine.Pool.CreateSequence(), second = engine.Pool.CreateSequence();
+                Sequence first = engine.Pool.CreateSequence();
+                Sequence second = engine.Pool.CreateSequence();
                 using (Step one = engine.Pool.BeginStep())
                 using (Step two = engine.Pool.BeginStep())
                 {
@@ -199,8 +200,8 @@ namespace Kvrt.Tests
             }
         }
 
-        /// <summary>An arena of one slab: 2 MiB hold 512 blocks of 16 tokens, 2 heads and 2 * 32 half
-        /// precision numbers. 4000 tokens in two layers take 500.</summary>
+        /// <summary>An arena of one slab: 2 MiB hold 512 blocks of 16 tokens, 2 heads and 2 * 32
+        /// half precision numbers. 4000 tokens in two layers take 500.</summary>
         [Test]
         public static void WithoutRoomReserveSaysSoAndTheStepGoesOn()
         {

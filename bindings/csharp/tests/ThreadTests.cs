@@ -6,7 +6,8 @@ namespace Kvrt.Tests
 {
     internal static class ThreadTests
     {
-        /// <summary>Runs the action on two threads at once, and returns the first exception.</summary>
+        /// <summary>Runs the action on two threads at once, and returns the first
+        /// exception.</summary>
         private static Exception OnTwoThreads(Action<int> action)
         {
             Exception first = null;
