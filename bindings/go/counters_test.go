@@ -54,7 +54,8 @@ func TestStatsAddUp(t *testing.T) {
 }
 
 func TestPlan(t *testing.T) {
-	// A token is 2 heads of (64 + 32) dimensions in f16 in each of 3 layers; 100 tokens are 7 blocks.
+	// A token is 2 heads of (64 + 32) dimensions in f16 in each of 3 layers; 100 tokens need 7
+	// blocks a layer.
 	plan, err := MakePlan(smallConfig(0), fullModel(3, FormatF16), 10, 100)
 	must(t, err)
 	const token = 3 * kvHeads * (keyDim + valueDim) * 2

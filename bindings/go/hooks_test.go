@@ -235,7 +235,8 @@ func TestPanicsInHooks(t *testing.T) {
 				panic(cause)
 			}}
 		pool, err := NewPool(config, smallModel())
-		if err != nil { // creation releases scratch memory: the pool is given up, and leaves nothing
+		if err != nil { // creation has released something: the pool is given up
+			t.Log("in NewPool")
 			check(t, err, "Release")
 		} else {
 			check(t, pool.Close(), "Release")

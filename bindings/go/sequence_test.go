@@ -150,18 +150,23 @@ func TestStaleAndWrongSequences(t *testing.T) {
 		MeanImaginary: make([]float32, queryHeads*keyDim),
 		MeanMagnitude: make([]float32, queryHeads*keyDim)}
 	calls := map[string]func(Sequence) error{
-		"Fork":           func(s Sequence) error { return pool.Fork(s, make([]Sequence, 1)) },
-		"Truncate":       func(s Sequence) error { return pool.Truncate(s, 0) },
-		"SetPolicy":      func(s Sequence) error { return pool.SetPolicy(s, nil) },
-		"Pin":            func(s Sequence) error { return pool.Pin(s, 0, 1) },
-		"Unpin":          func(s Sequence) error { return pool.Unpin(s) },
-		"SequenceInfo":   func(s Sequence) error { _, err := pool.SequenceInfo(s); return err },
-		"LayerInfo":      func(s Sequence) error { _, err := pool.LayerInfo(s, 0); return err },
-		"Positions":      func(s Sequence) error { _, err := pool.Positions(s, 0, 0, nil); return err },
-		"Compress":       func(s Sequence) error { _, err := pool.Compress(s, nil); return err },
-		"GetStatistics":  func(s Sequence) error { return pool.GetStatistics(s, statistics) },
-		"SaveStatistics": func(s Sequence) error { return pool.SaveStatistics(s, t.TempDir()+"/x") },
-		"Append":         func(s Sequence) error { _, err := step.Append(s, 1, nil); return err },
+		"Fork":         func(s Sequence) error { return pool.Fork(s, make([]Sequence, 1)) },
+		"Truncate":     func(s Sequence) error { return pool.Truncate(s, 0) },
+		"SetPolicy":    func(s Sequence) error { return pool.SetPolicy(s, nil) },
+		"Pin":          func(s Sequence) error { return pool.Pin(s, 0, 1) },
+		"Unpin":        func(s Sequence) error { return pool.Unpin(s) },
+		"SequenceInfo": func(s Sequence) error { _, err := pool.SequenceInfo(s); return err },
+		"LayerInfo":    func(s Sequence) error { _, err := pool.LayerInfo(s, 0); return err },
+		"Positions": func(s Sequence) error {
+			_, err := pool.Positions(s, 0, 0, nil)
+			return err
+		},
+		"Compress":      func(s Sequence) error { _, err := pool.Compress(s, nil); return err },
+		"GetStatistics": func(s Sequence) error { return pool.GetStatistics(s, statistics) },
+		"SaveStatistics": func(s Sequence) error {
+			return pool.SaveStatistics(s, t.TempDir()+"/x")
+		},
+		"Append": func(s Sequence) error { _, err := step.Append(s, 1, nil); return err },
 		"AppendBatch": func(s Sequence) error {
 			return step.AppendBatch([]Sequence{s}, []uint32{1}, nil, nil)
 		},

@@ -147,7 +147,8 @@ func (s Step) AppendBatch(sequences []Sequence, counts, tokens []uint32, infos [
 	defer s.pool.leave()
 	results := s.pool.appendInfos(len(infos))
 	err = s.pool.failure(C.kvgo_step_append_batch(step.handle, items, sequencePointer(sequences),
-		uint32Pointer(counts), uint32Pointer(tokens), C.uintptr_t(uintptr(unsafe.Pointer(results)))))
+		uint32Pointer(counts), uint32Pointer(tokens),
+		C.uintptr_t(uintptr(unsafe.Pointer(results)))))
 	if err != nil || len(infos) == 0 {
 		return err
 	}
