@@ -8,8 +8,8 @@ use kvrt::{
     Selection, Sequence, SequenceConfig, Step, Tensor, TensorMut,
 };
 
-use crate::results::Results;
-use crate::trace::{Recording, Request, Turn};
+use super::results::Results;
+use super::trace::{Recording, Request, Turn};
 
 /// What the program may use.
 #[derive(Clone, Copy)]

@@ -4,7 +4,7 @@ use std::io::{self, Write};
 
 use kvrt::{Pool, PoolStats, Sequence};
 
-use crate::trace::{Checksum, Recording, Turn};
+use super::trace::{Checksum, Recording, Turn};
 
 #[derive(Clone)]
 struct RequestResult {
