@@ -80,8 +80,9 @@ namespace Kvrt.Tests
 
         private static IEnumerable<Type> Structs()
         {
-            return typeof(NativeMethods).Assembly.GetTypes()
-                .Where(type => type.Namespace == "Kvrt.Native" && type.IsValueType && type.IsPublic);
+            return typeof(NativeMethods).Assembly.GetExportedTypes()
+                .Where(type => type.Namespace == "Kvrt.Native" && type.IsValueType)
+                .Where(type => !type.IsNested);
         }
 
         private static IEnumerable<string> Describe(Type type)

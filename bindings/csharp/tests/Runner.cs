@@ -1,5 +1,6 @@
 // Runs every method marked [Test] and counts them. After each, nothing of the library may be alive.
 using System;
+using System.IO;
 using System.Linq;
 using System.Reflection;
 
@@ -28,6 +29,10 @@ namespace Kvrt.Tests
             Console.WriteLine($"{tests.Length - failed} passed, {failed} failed");
             return failed == 0 && tests.Length != 0 ? 0 : 1;
         }
+
+        /// <summary>The root of the repository.</summary>
+        public static string Repository => Path.GetFullPath(Path.Combine(
+            Environment.GetEnvironmentVariable("KVRT_GOLDEN_DIR"), "..", "..", ".."));
 
         private static string NameOf(MethodInfo test) => test.DeclaringType.Name + "." + test.Name;
 

@@ -9,8 +9,8 @@ using System.Text;
 namespace Kvrt.Native
 {
     /// <summary>Loads the native library once, before the first call into it. mono looks functions
-    /// up when it compiles the method that calls them, so that method is another one than that which
-    /// loads.</summary>
+    /// up when it compiles the method that calls them, so that method is another one than that
+    /// which loads.</summary>
     public static class NativeLoader
     {
         /// <summary>The environment variable that names the library's file. When it is set, nothing
@@ -93,8 +93,8 @@ namespace Kvrt.Native
             return name == NativeMethods.LibraryName ? library : IntPtr.Zero;
         }
 #else
-        // mono has no resolvers, but a map: Kvrt.dll.config sends DllImport("kvrt") to the symbols of
-        // the whole process, which the library joins here.
+        // mono has no resolvers, but a map: Kvrt.dll.config sends DllImport("kvrt") to the symbols
+        // of the whole process, which the library joins here.
         private const int Now = 2;
         private const int Global = 0x100;
 
