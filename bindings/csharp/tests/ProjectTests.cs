@@ -35,8 +35,8 @@ namespace Kvrt.Tests
             Check.Equal("netstandard2.0;net8.0", Property(project, "TargetFrameworks"), "targets");
             Check.Equal("true", Property(project, "AllowUnsafeBlocks"), "unsafe");
             Check.Equal("Apache-2.0", Property(project, "PackageLicenseExpression"), "licence");
-            Check.Contains("Apache License", File.ReadAllText(Path.Combine(Runner.Repository, "LICENSE")),
-                           "the repository's licence");
+            string licence = File.ReadAllText(Path.Combine(Runner.Repository, "LICENSE"));
+            Check.Contains("Apache License", licence, "the repository's licence");
             uint[] version = Property(project, "Version").Split('.').Select(uint.Parse).ToArray();
             Check.Equal(NativeConstants.KVRT_VERSION,
                         version[0] * 10000 + version[1] * 100 + version[2], "version");

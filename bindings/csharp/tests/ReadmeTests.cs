@@ -1,4 +1,4 @@
-// What lies around the sources: the program in the README.
+// The program in the README, compiled from there.
 using System;
 using System.IO;
 using System.Linq;
