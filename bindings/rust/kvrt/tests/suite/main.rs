@@ -8,6 +8,8 @@ mod bad_input;
 mod batching;
 mod capacity;
 mod errors;
+#[cfg(target_os = "linux")]
+mod guards;
 mod hooks;
 mod retention;
 mod sequences;

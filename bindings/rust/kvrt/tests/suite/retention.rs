@@ -166,6 +166,18 @@ fn survivors_of_shared_blocks_are_copied() {
 }
 
 #[test]
+fn skipped_layers_are_left_whole() {
+    let _session = Session::new();
+    let pool = pool(2);
+    let sequence = sequence(&pool);
+    Text::new(SHAPE, 2, 60, 59).run(&pool, sequence, 0..60);
+    let policy = Policy::new(Scorer::KeyNorm, 20).skip_layers(1);
+    assert_eq!(pool.compress(sequence, Some(&policy)).unwrap().layers, 1);
+    let retained = [0, 1].map(|l| pool.sequence_layer_info(sequence, l).unwrap().retained);
+    assert_eq!(retained, [60, 20]);
+}
+
+#[test]
 fn elastic_pools_give_slabs_back() {
     let _session = Session::new();
     let config = config().elastic(true).max_tokens_per_sequence(16000).max_step_tokens(16000);

@@ -192,6 +192,17 @@ fn without_statistics_a_round_says_so() {
     Text::new(SHAPE, 2, TOKENS, 64).run(&pool, sequence, 0..TOKENS);
     let report = pool.compress(sequence, Some(&Policy::new(Scorer::TriAttention, 20))).unwrap();
     assert_eq!(report.outcome, CompressOutcome::NoStatistics);
+
+    let odd = Policy::new(Scorer::TriAttention, 20).offset_max(3);
+    assert_error(pool.set_policy(sequence, Some(&odd)), Status::INVALID, "offset_max");
+
+    // Those of the pool do not count for a policy that wants its own.
+    for layer in 0..2 {
+        pool.set_statistics(&expected(&Text::new(SHAPE, 2, TOKENS, 66), layer)).unwrap();
+    }
+    let online = Policy::new(Scorer::TriAttention, 20).statistics_online(true);
+    let report = pool.compress(sequence, Some(&online)).unwrap();
+    assert_eq!(report.outcome, CompressOutcome::NoStatistics);
 }
 
 #[test]

@@ -18,7 +18,7 @@ fn a_batch_mixes_prompts_and_decode_tokens() {
     let ids: Vec<u32> = (0..23).collect();
     step.append_batch(&sequences, &[1, 20, 2], Some(&ids), Some(&mut infos)).unwrap();
     let where_to = |info: &AppendInfo| (info.first_position(), info.item(), info.first_row());
-    assert_eq!(infos.each_ref().map(where_to), [(33, 0, 0), (0, 1, 1), (16, 2, 21)]);
+    assert_eq!(infos.map(|info| where_to(&info)), [(33, 0, 0), (0, 1, 1), (16, 2, 21)]);
     assert!(format!("{:?}", infos[2]).contains("first_row: 21"));
     step.reserve().unwrap();
 
@@ -160,6 +160,30 @@ fn a_cancelled_or_dropped_step_leaves_no_trace() {
         assert_eq!(pool.sequence_info(sequence).unwrap().accepted, 0);
     }
     pool.check().unwrap();
+}
+
+/// The library's last message on this thread, which only errors change.
+fn last_message() -> String {
+    let mut bytes = [0u8; 512];
+    // SAFETY: the library writes at most as many bytes as it is told.
+    let length = unsafe { kvrt_sys::kv_last_error(bytes.as_mut_ptr().cast(), bytes.len()) };
+    String::from_utf8_lossy(&bytes[..length]).into_owned()
+}
+
+#[test]
+fn a_step_that_has_gone_is_not_cancelled_again() {
+    let _session = Session::new();
+    let pool = pool(1);
+    let sequence = sequence(&pool);
+    let text = Text::new(SHAPE, 1, 20, 34);
+    assert_error(pool.pin(sequence, 0..0), Status::INVALID, "count is 0");
+    let before = last_message();
+    let step = begun(&pool, sequence);
+    text.pass(&step, 0..20);
+    step.end().unwrap();
+    begun(&pool, sequence).cancel().unwrap();
+    drop(begun(&pool, sequence));
+    assert_eq!(last_message(), before, "a call failed on the way");
 }
 
 #[test]

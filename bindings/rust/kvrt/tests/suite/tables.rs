@@ -45,7 +45,7 @@ fn tables_say_where_every_token_lies() {
         text_b.run(&pool, b, 0..16);
         let mut step = step_with(&pool, &[(a, 3), (b, 1)]);
 
-        let (mut block_table, mut indptr, mut indices) = (vec![9; 8], vec![9; 3], vec![9; 5]);
+        let (mut block_table, mut indptr, mut indices) = (vec![9; 12], vec![9; 3], vec![9; 5]);
         let (mut last_page_len, mut kv_len) = (vec![9; 2], vec![9; 4]);
         let (mut slot_mapping, mut positions) = (vec![9; 4], vec![9; 4]);
         let (mut query_start, mut slot_indptr) = (vec![9; 3], vec![9; 3]);
@@ -93,7 +93,8 @@ fn tables_say_where_every_token_lies() {
 
         assert_eq!(indptr, [0, 3, 5]);
         assert_eq!(block_table[..3], indices[..3]);
-        assert_eq!(block_table[3..], [-1, indices[3], indices[4], -1, -1]);
+        // The row behind the last item keeps what it held, and names no block.
+        assert_eq!(block_table[3..], [-1, indices[3], indices[4], -1, -1, 9, 9, 9, 9]);
         assert_eq!(last_page_len, [6, 1]);
         assert_eq!(kv_len[..2], [38, 17]);
         assert_eq!(query_start, [0, 3, 4]);
@@ -106,6 +107,45 @@ fn tables_say_where_every_token_lies() {
         let one_head: Vec<i32> = (0..38).chain(0..17).collect();
         assert_eq!(slot_positions, [one_head.clone(), one_head].concat());
     }
+}
+
+#[test]
+fn groups_of_slots_are_stepped_over() {
+    let _session = Session::new();
+    let pool: Pool = create(&config().block_tokens(64), 1);
+    let sequence = sequence(&pool);
+    let text = Text::new(SHAPE, 1, 65, 75);
+    text.run(&pool, sequence, 0..64);
+    let mut step = step_with(&pool, &[(sequence, 1)]);
+    let (mut indptr, mut indices) = (vec![7; 2], vec![7; 2]);
+    let mut buffers = TableBuffers {
+        indptr: Some(&mut indptr),
+        indices: Some(&mut indices),
+        ..Default::default()
+    };
+    let tables = step.export(0, &mut buffers).unwrap();
+    assert_eq!((tables.slot_group(), tables.block_tokens()), (16, 64));
+    let block = tables.block(0, 0).unwrap();
+    for slot in 0..64 {
+        for (head, dim) in [(0, 0), (0, 31), (1, 7)] {
+            let index = (slot * 2 + head) * 32 + dim;
+            assert_eq!(element(&tables, block, false, [slot, head, dim]), text.keys[0][index]);
+            assert_eq!(element(&tables, block, true, [slot, head, dim]), text.values[0][index]);
+        }
+    }
+}
+
+#[test]
+fn keys_and_values_have_formats_of_their_own() {
+    let _session = Session::new();
+    let layer = SHAPE.layer().key_format(Format::F32).value_format(Format::Bf16);
+    let pool = Pool::create(&config(), &kvrt::Model::new([layer])).unwrap();
+    let sequence = sequence(&pool);
+    let mut step = step_with(&pool, &[(sequence, 1)]);
+    let mut buffers = TableBuffers::default();
+    let tables = step.export(0, &mut buffers).unwrap();
+    assert_eq!((tables.key_format(), tables.value_format()), (Format::F32, Format::Bf16));
+    assert_eq!(tables.block_bytes(), 16 * 2 * 32 * (4 + 2));
 }
 
 #[test]
