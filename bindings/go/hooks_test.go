@@ -191,6 +191,26 @@ func TestExecutors(t *testing.T) {
 	}
 }
 
+// A part that runs on when the hook has returned is waited for.
+func TestPartsThatRunOnAreWaitedFor(t *testing.T) {
+	var done atomic.Int32
+	inside, leave := make(chan struct{}), make(chan struct{})
+	run := newParallelRun(3, func(index uint32) {
+		if index == 1 {
+			close(inside)
+			<-leave
+		}
+		done.Add(1)
+	})
+	go run.once(1)
+	<-inside
+	time.AfterFunc(50*time.Millisecond, func() { close(leave) })
+	run.finish()
+	if done.Load() != 3 {
+		t.Errorf("%d of 3 parts have ended", done.Load())
+	}
+}
+
 func TestPanicsInHooks(t *testing.T) {
 	cause := errors.New("the cause")
 	check := func(t *testing.T, err error, hook string) {
@@ -235,12 +255,8 @@ func TestPanicsInHooks(t *testing.T) {
 				panic(cause)
 			}}
 		pool, err := NewPool(config, smallModel())
-		if err != nil { // creation has released something: the pool is given up
-			t.Log("in NewPool")
-			check(t, err, "Release")
-		} else {
-			check(t, pool.Close(), "Release")
-		}
+		must(t, err)
+		check(t, pool.Close(), "Release")
 		if len(memory.blocks) != 0 {
 			t.Errorf("%d blocks are left", len(memory.blocks))
 		}

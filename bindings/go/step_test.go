@@ -247,11 +247,36 @@ func TestBatchesAreAllOrNothing(t *testing.T) {
 	refused(t, err, ErrInvalid, "count")
 	_, err = step.Append(one, 1025, nil)
 	refused(t, err, ErrLimit, "max_step_tokens")
-	// Larger batches than before, after smaller ones: the results' memory grows.
 	must(t, step.AppendBatch(both[:1], []uint32{2}, []uint32{5, 6}, infos[:1]))
 	must(t, step.AppendBatch(both[1:], []uint32{3}, nil, infos[1:]))
 	if infos[1] != (AppendInfo{FirstPosition: 0, Item: 1, FirstRow: 2}) {
 		t.Errorf("%+v", infos[1])
+	}
+}
+
+// The results of a batch that is larger than those before it need more memory.
+func TestBatchesGrow(t *testing.T) {
+	pool := newPool(t, smallConfig(0), fullModel(1, FormatF16))
+	sequences := make([]Sequence, 4)
+	for i := range sequences {
+		sequences[i] = newSequence(t, pool, nil)
+	}
+	for _, size := range []int{1, 4, 2} {
+		step, err := pool.BeginStep()
+		must(t, err)
+		counts, infos := []uint32{9, 8, 7, 6}, make([]AppendInfo, size)
+		must(t, step.AppendBatch(sequences[:size], counts[:size], nil, infos))
+		first := uint32(0)
+		for i, got := range infos {
+			if got != (AppendInfo{Item: uint32(i), FirstRow: first}) {
+				t.Errorf("item %d of %d: %+v", i, size, got)
+			}
+			first += counts[i]
+		}
+		if pool.infoCap < size {
+			t.Errorf("memory for %d results holds %d", pool.infoCap, size)
+		}
+		must(t, step.Cancel())
 	}
 }
 
@@ -320,5 +345,7 @@ func TestWrongTensors(t *testing.T) {
 		"LogSumExp")
 	refused(t, step.WriteAttend(0, view(full), values, queries, short, AttendOptions{}),
 		ErrInvalid, "out")
+	refused(t, step.WriteAttend(0, Float32(full, 1, kvHeads, keyDim), values, queries, out,
+		AttendOptions{}), ErrInvalid, "[1, 2, 64]")
 	must(t, step.Attend(0, queries, out, AttendOptions{LogSumExp: make([]float32, 2*queryHeads)}))
 }
