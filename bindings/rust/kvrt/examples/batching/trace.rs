@@ -172,8 +172,8 @@ impl Reader<'_> {
         let bytes = elements.checked_mul(N).filter(|&bytes| bytes <= self.left.len());
         let Some(bytes) = bytes else {
             return fail(format!(
-                "the file ends within {name}: {elements} elements of {N} bytes are needed, {} bytes \
-                 are left",
+                "the file ends within {name}: {elements} elements of {N} bytes are needed, {} \
+                 bytes are left",
                 self.left.len()
             ));
         };

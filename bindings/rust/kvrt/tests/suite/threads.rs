@@ -12,8 +12,8 @@ use crate::common::*;
 fn is_send<T: Send>() {}
 fn is_sync<T: Sync>() {}
 
-/// Answers whether a type is `Sync`, which a trait bound alone cannot deny: the inherent constant is
-/// there for types that are, the trait's for all.
+/// Answers whether a type has a trait, which a bound alone cannot deny: the inherent constant is
+/// there for types that have it, the other trait's for all.
 macro_rules! implements {
     ($trait:ident: $type:ty) => {{
         trait Otherwise {
