@@ -31,6 +31,11 @@ std::vector<std::string> lines_of(const std::string& text) {
     return lines;
 }
 
+std::string last_line(const std::string& text) {
+    const auto lines = lines_of(text);
+    return lines.empty() ? "" : lines.back();
+}
+
 // A request's line without its checksum and verdict, from what the trace says.
 std::string line_start(const trace::recording& from, std::size_t index, std::size_t block_tokens) {
     const trace::request& request = from.requests[index];
@@ -176,13 +181,11 @@ TEST_CASE("batching: where blocks are short, the youngest wait") {
     const std::string path = save(scratch, make_trace(shape));
     const program_result roomy = run_program("batching", {path});
     CHECK(roomy.status == 0);
-    CHECK(lines_of(roomy.out).back().find("steps 4, tokens 148, rounds 0, blocks at most 11, ") ==
-          0);
+    CHECK(last_line(roomy.out).find("steps 4, tokens 148, rounds 0, blocks at most 11, ") == 0);
     const program_result narrow = run_program("batching", {path, "--arena-mib", "2"});
     CHECK(narrow.status == 0);
     CHECK(narrow.err == "");
-    CHECK(lines_of(narrow.out).back().find("steps 6, tokens 148, rounds 0, blocks at most 8, ") ==
-          0);
+    CHECK(last_line(narrow.out).find("steps 6, tokens 148, rounds 0, blocks at most 8, ") == 0);
     const auto rows = [](const std::string& out) { return out.substr(0, out.find("steps")); };
     CHECK(rows(narrow.out) == rows(roomy.out));
 
@@ -192,8 +195,7 @@ TEST_CASE("batching: where blocks are short, the youngest wait") {
     const program_result three =
         run_program("batching", {save(scratch, make_trace(shape)), "--arena-mib", "2"});
     CHECK(three.status == 0);
-    CHECK(lines_of(three.out).back().find("steps 4, tokens 117, rounds 0, blocks at most 8, ") ==
-          0);
+    CHECK(last_line(three.out).find("steps 4, tokens 117, rounds 0, blocks at most 8, ") == 0);
 }
 
 TEST_CASE("batching: what never fits, or waits for itself, is an error") {

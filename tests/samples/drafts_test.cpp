@@ -100,15 +100,27 @@ TEST_CASE("drafts: a seeded draw makes the same choices, and stops where it woul
         CHECK(result.generated_tokens == count);
         CHECK(result.retained == plain.retained);
     }
-    // Where the model ends its answer, drafts must not write on.
-    options.temperature = 0;
-    options.repeat_penalty = 1;
+}
+
+// The same question once more, behind its answer: the end of that answer is guessed, with what came
+// behind it, and the model picks the end. It must stay the end.
+TEST_CASE("drafts: an answer ends where the model ends it") {
+    generate::writing_options options;
+    options.format = "f32";
     options.tokens = 60;
-    const tokens question = prompt_of("What is the capital of France? Answer with one word.",
-                                      generate::prompt_style::chat);
-    const generate::writing_result plain = write(question, 0, options);
-    const generate::writing_result result = write(question, 5, options);
-    CHECK(plain.generated_tokens < 60);
+    const char* question = "What is the capital of France? Answer with one word.";
+    tokens asked = prompt_of(question, generate::prompt_style::chat);
+    const std::string answer = write(asked, 0, options).text;
+    for (const tokens& more : {real_model().words.encode(answer, generate::special_tokens::as_text),
+                               generate::follow_up_tokens(real_model().words, question)}) {
+        asked.insert(asked.end(), more.begin(), more.end());
+    }
+    const generate::writing_result plain = write(asked, 0, options);
+    REQUIRE(plain.text == answer);  // so that the guesses were right
+    REQUIRE(plain.generated_tokens < 60);
+    const generate::writing_result result = write(asked, 8, options);
     CHECK(result.text == plain.text);
     CHECK(result.generated_tokens == plain.generated_tokens);
+    CHECK(result.retained == plain.retained);
+    CHECK(result.accepted_drafts > 0);
 }
