@@ -14,6 +14,7 @@ dotnet_root=${KVRT_DOTNET_ROOT:-}
 compiler=(mcs -langversion:latest -unsafe -optimize -warn:4 -warnaserror)
 
 if [ -n "$dotnet_root" ]; then
+    dotnet_root=$(cd "$dotnet_root" && pwd)
     chmod +x "$dotnet_root/dotnet" 2>/dev/null || true # a wheel unpacks without this bit
     "$dotnet_root/dotnet" --list-runtimes >/dev/null || {
         echo "KVRT_DOTNET_ROOT=$dotnet_root holds no working dotnet" >&2

@@ -67,7 +67,23 @@ namespace Kvrt.Tests
                 step.AcceptBatch(sequences, counts);
                 step.End();
             }
-            engine.Pool.GetInfo(sequences[0]);
+            DecodeOne(engine, sequences[0], counts);
+        }
+
+        /// <summary>The calls for single sequences, in a step that comes to nothing.</summary>
+        private static void DecodeOne(Engine engine, Sequence sequence, uint[] tokenIds)
+        {
+            Step step = engine.Pool.BeginStep();
+            step.Append(sequence, tokenIds.AsSpan(0, 1));
+            step.Remove(sequence);
+            step.Append(sequence, 1);
+            step.Reserve();
+            step.Accept(sequence, 0);
+            step.Cancel();
+            Span<uint> positions = stackalloc uint[4];
+            engine.Pool.GetPositions(sequence, 0, 0, positions);
+            engine.Pool.GetInfo(sequence);
+            engine.Pool.GetLayerInfo(sequence, 0);
             engine.Pool.GetStats();
         }
     }

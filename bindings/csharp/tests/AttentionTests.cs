@@ -38,7 +38,8 @@ namespace Kvrt.Tests
             CheckBits(DataType.BFloat16, 8e-3);
         }
 
-        /// <summary>Three tokens given as bits; the expectation starts from those bits.</summary>
+        /// <summary>Three tokens given as bits, keys behind three unused elements; the expectation
+        /// starts from those bits.</summary>
         private static void CheckBits(DataType type, double tolerance)
         {
             const uint Rows = 3;
@@ -50,13 +51,15 @@ namespace Kvrt.Tests
                     .ToArray();
                 var results = new ushort[Rows * Engine.QueryHeads * Engine.Dim];
                 var stored = new TensorLayout(Rows, Engine.KvHeads, Engine.Dim);
+                var behind = new TensorLayout(Rows, Engine.KvHeads, Engine.Dim, 0, 0, 0, 3);
                 var asked = new TensorLayout(Rows, Engine.QueryHeads, Engine.Dim);
                 Sequence sequence = engine.Pool.CreateSequence();
                 using (Step step = engine.Pool.BeginStep())
                 {
                     step.Append(sequence, Rows);
                     step.Reserve();
-                    step.Write(0, View(bits[0], type, stored), View(bits[1], type, stored));
+                    step.Write(0, View(new ushort[3].Concat(bits[0]).ToArray(), type, behind),
+                               View(bits[1], type, stored));
                     step.Attend(0, View(bits[2], type, asked),
                                 type == DataType.Float16 ? Tensor.Float16(results, asked)
                                                          : Tensor.BFloat16(results, asked));

@@ -117,6 +117,9 @@ namespace Kvrt.Tests
                             () => Tensor.BFloat16(new ushort[length], layout));
             }
             ReadOnlyTensor.Float16(new ushort[192], layout);
+            // The product is 5 modulo 2^64.
+            Check.Fails(Status.Invalid, "a span of 5 elements", () => ReadOnlyTensor.Float32(
+                new float[5], new TensorLayout(609, 36760123, 823996703)));
         }
 
         /// <summary>Each layout reaches one element too far, at one end or the other, or overflows;
@@ -251,7 +254,8 @@ namespace Kvrt.Tests
                 {
                     policy => policy.Budget = 0, policy => policy.Scorer = (Scorer)99,
                     policy => policy.Selection = (Selection)99,
-                    policy => policy.Options = (PolicyOptions)(1u << 31)
+                    policy => policy.Options = (PolicyOptions)(1u << 31),
+                    policy => policy.OffsetMax = 3
                 };
                 foreach (Action<Policy> change in changes)
                 {

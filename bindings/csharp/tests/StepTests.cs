@@ -167,15 +167,17 @@ namespace Kvrt.Tests
             using (var engine = new Engine())
             {
                 Sequence sequence = engine.Pool.CreateSequence();
-                Check.Fails(Status.Invalid, "", () =>
+                Step failed = default;
+                Check.Fails(Status.Invalid, "layer 0", () =>
                 {
-                    using (Step step = engine.Pool.BeginStep())
+                    using (failed = engine.Pool.BeginStep())
                     {
-                        step.Append(sequence, 3);
-                        step.Reserve();
-                        step.End(); // nothing was written
+                        failed.Append(sequence, 3);
+                        failed.Reserve();
+                        failed.End(); // nothing was written
                     }
                 });
+                Check.Fails(Status.Invalid, "ended or cancelled", () => failed.Cancel());
                 Check.Equal(0u, engine.Pool.GetStats().OpenSteps, "open steps");
                 Check.Equal(0UL, engine.Pool.GetInfo(sequence).Accepted, "accepted");
                 engine.CheckNext(sequence, 1);
