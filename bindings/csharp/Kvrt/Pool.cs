@@ -55,8 +55,6 @@ namespace Kvrt
             hooks?.TakePending()?.Throw();
         }
 
-        internal bool IsClosed => handle.IsClosed;
-
         /// <summary>What a pool of this configuration needs and holds, without creating
         /// it.</summary>
         /// <param name="config">The pool's limits.</param>
@@ -214,7 +212,7 @@ namespace Kvrt
         /// <summary>The native pool, for the length of one call.</summary>
         internal PoolLease Enter()
         {
-            if (IsClosed)
+            if (handle.IsClosed)
             {
                 throw new ObjectDisposedException(nameof(Pool), "The pool is closed.");
             }

@@ -332,13 +332,17 @@ namespace Kvrt
         /// is disposed.</summary>
         public void Dispose()
         {
-            if (!IsOpen || pool.IsClosed)
+            if (!IsOpen)
             {
                 return;
             }
             try
             {
                 Cancel();
+            }
+            catch (ObjectDisposedException)
+            {
+                // The pool took it along, perhaps just now.
             }
             catch (KvrtArgumentException) when (slot.EndFailed)
             {

@@ -276,8 +276,9 @@ namespace Kvrt.Tests
             Check.True(can.Supports(Device.Cpu) && !can.Supports(Device.Cuda), "devices");
             Check.True(can.Supports(BlockLayout.Native) && can.Supports(BlockLayout.Hnd) &&
                        can.Supports(BlockLayout.Nhd), "layouts");
-            Check.True(can.Supports(Scorer.TriAttention) && !can.Supports((Scorer)63) &&
-                       !can.Supports((Scorer)64), "scorers"); // 64 is no bit: not that of 0
+            Check.True(can.Supports(Scorer.TriAttention) && !can.Supports((Scorer)63),
+                       "scorers");
+            Check.True(!can.Supports((BlockLayout)64), "64 is no bit, and not that of 0");
             Check.True(can.Supports(Selection.Union), "selections");
             Check.Equal(32u, can.MinHeadDim, "smallest head");
             Check.Equal(256u, can.MaxHeadDim, "largest head");

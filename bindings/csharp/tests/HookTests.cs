@@ -355,6 +355,22 @@ namespace Kvrt.Tests
             Check.Throws<InvalidOperationException>(() => kept(0), "a pool that is gone");
         }
 
+        /// <summary>A body that the hook keeps and calls later, of an index that it left out.
+        /// </summary>
+        [Test]
+        public static void NothingRunsWhenTheLoopIsOver()
+        {
+            Action<uint> kept = null;
+            var hooks = new Hooks { ParallelFor = (count, body) => kept = body };
+            using (Engine engine = With(hooks))
+            {
+                engine.Run(engine.Pool.CreateSequence(), 1, 1);
+                InvalidOperationException error =
+                    Check.Throws<InvalidOperationException>(() => kept(0), "the call is over");
+                Check.Contains("The loop is over", error.Message, "message");
+            }
+        }
+
         [Test]
         public static void CallingBackIsAnError()
         {
