@@ -8,9 +8,9 @@ using System.Text;
 
 namespace Kvrt.Native
 {
-    /// <summary>Loads the native library once, before the first call into it. mono looks functions
-    /// up when it compiles the method that calls them, so that method is another one than that
-    /// which loads.</summary>
+    /// <summary>Loads the native library once, before the first call into it. The safe layer does it
+    /// by itself. Who calls <see cref="NativeMethods"/> does it in a method before: mono looks a
+    /// function up when it compiles a method that calls it, and does not look again.</summary>
     public static class NativeLoader
     {
         /// <summary>The environment variable that names the library's file. When it is set, nothing
