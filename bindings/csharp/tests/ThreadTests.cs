@@ -74,14 +74,19 @@ namespace Kvrt.Tests
                             failure = error;
                         }
                     });
+                    Step other = engine.Pool.BeginStep();
                     worker.Start();
                     inside.Wait();
                     Check.Fails(Status.Invalid, "another thread is inside",
                                 () => engine.Pool.GetInfo(sequence));
-                    Check.Equal(1u, engine.Pool.GetStats().OpenSteps, "counters are for all");
+                    Check.Fails(Status.Invalid, "another thread is inside", () => other.End());
+                    Check.Equal(2u, engine.Pool.GetStats().OpenSteps, "counters are for all");
                     refused.Set();
                     worker.Join();
                     Check.True(failure == null, "the first call: " + failure);
+                    other.Dispose(); // it was not ended, and is cancelled now
+                    Check.True(!other.IsOpen, "closed");
+                    Check.Equal(0u, engine.Pool.GetStats().OpenSteps, "open steps");
                     engine.CheckNext(sequence, 1);
                     engine.Pool.Check();
                 }

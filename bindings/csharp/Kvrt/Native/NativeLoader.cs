@@ -8,8 +8,8 @@ using System.Text;
 
 namespace Kvrt.Native
 {
-    /// <summary>Loads the native library once, before the first call into it. The safe layer does it
-    /// by itself. Who calls <see cref="NativeMethods"/> does it in a method before: mono looks a
+    /// <summary>Loads the native library once, before the first call into it. The safe layer does
+    /// it by itself. Who calls <see cref="NativeMethods"/> does it in a method before: mono looks a
     /// function up when it compiles a method that calls it, and does not look again.</summary>
     public static class NativeLoader
     {
