@@ -3,7 +3,8 @@
 
 Test programs (doctest, <tree>/bin/test_*) run in every tree, as many at once as there are
 processors; the tests of the package and of the sources' text (tests/{package,sources}/*_test.py,
-unittest) run once, on the first tree. N and M count test cases. A program that ends without its
+unittest) and those of the bindings (run_bindings.py) run once, on the first tree. N and M count test
+cases. A program that ends without its
 totals, or with an error that they do not show (a sanitizer's report at exit), counts as one failed
 case more.
 
@@ -22,6 +23,8 @@ import sys
 import threading
 import time
 import unittest
+
+import run_bindings
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 TIMEOUT_SECONDS = 1200
@@ -127,9 +130,10 @@ def main():
     trees = [tree.resolve() for tree in options.trees]
     passed, failed = run_programs(trees, options.doctest)
     if not options.programs_only:
-        good, bad = run_outside_tests(trees[0])
-        passed += good
-        failed += bad
+        for run in (run_outside_tests, run_bindings.run):
+            good, bad = run(trees[0])
+            passed += good
+            failed += bad
     print(f"{passed} passed, {failed} failed", flush=True)
     return 1 if failed or not passed else 0
 

@@ -88,7 +88,10 @@ func (p *Pool) Stats() (PoolStats, error) {
 	if err := failure(read.result); err != nil {
 		return PoolStats{}, err
 	}
-	from := &read.stats
+	return poolStatsOf(&read.stats), nil
+}
+
+func poolStatsOf(from *C.kv_pool_stats) PoolStats {
 	return PoolStats{
 		SlabBytes:                  uint64(from.slab_bytes),
 		SlabsTotal:                 uint64(from.slabs_total),
@@ -120,7 +123,7 @@ func (p *Pool) Stats() (PoolStats, error) {
 		OpenSteps:                  uint32(from.open_steps),
 		Classes:                    uint32(from.classes),
 		MetadataBytes:              uint64(from.metadata_bytes),
-	}, nil
+	}
 }
 
 // ClassStats may be called by any goroutine at any time. Classes are numbered from 0 to
@@ -134,17 +137,21 @@ func (p *Pool) ClassStats(class uint32) (ClassStats, error) {
 	if err := failure(read.result); err != nil {
 		return ClassStats{}, err
 	}
+	return classStatsOf(&read.stats), nil
+}
+
+func classStatsOf(from *C.kv_class_stats) ClassStats {
 	return ClassStats{
-		BlockBytes:    uint64(read.stats.block_bytes),
-		BlocksPerSlab: uint64(read.stats.blocks_per_slab),
-		Slabs:         uint64(read.stats.slabs),
-		Total:         uint64(read.stats.total),
-		Free:          uint64(read.stats.free),
-		Cached:        uint64(read.stats.cached),
-		Pinned:        uint64(read.stats.pinned),
-		Parked:        uint64(read.stats.parked),
-		Loading:       uint64(read.stats.loading),
-	}, nil
+		BlockBytes:    uint64(from.block_bytes),
+		BlocksPerSlab: uint64(from.blocks_per_slab),
+		Slabs:         uint64(from.slabs),
+		Total:         uint64(from.total),
+		Free:          uint64(from.free),
+		Cached:        uint64(from.cached),
+		Pinned:        uint64(from.pinned),
+		Parked:        uint64(from.parked),
+		Loading:       uint64(from.loading),
+	}
 }
 
 // Plan is what a pool would need and hold.
@@ -159,8 +166,8 @@ type Plan struct {
 	MetadataBytes     uint64 // host memory that NewPool will allocate
 }
 
-// MakePlan asks before buying: what `sequences` of `tokensPerSequence` retained tokens need. 0 takes
-// the number from config. Nothing is allocated.
+// MakePlan asks before buying: what `sequences` of `tokensPerSequence` retained tokens need. 0
+// takes the number from config. Nothing is allocated.
 func MakePlan(config Config, model Model, sequences, tokensPerSequence uint64) (Plan, error) {
 	var memory transfer
 	defer memory.free()
@@ -173,16 +180,20 @@ func MakePlan(config Config, model Model, sequences, tokensPerSequence uint64) (
 	if err := failure(made.result); err != nil {
 		return Plan{}, err
 	}
+	return planOf(&made.report), nil
+}
+
+func planOf(from *C.kv_plan_report) Plan {
 	return Plan{
-		Sequences:         uint64(made.report.sequences),
-		TokensPerSequence: uint64(made.report.tokens_per_sequence),
-		BytesPerToken:     uint64(made.report.bytes_per_token),
-		BytesPerSequence:  uint64(made.report.bytes_per_sequence),
-		ArenaBytesNeeded:  uint64(made.report.arena_bytes_needed),
-		SequencesThatFit:  uint64(made.report.sequences_that_fit),
-		TokensThatFit:     uint64(made.report.tokens_that_fit),
-		MetadataBytes:     uint64(made.report.metadata_bytes),
-	}, nil
+		Sequences:         uint64(from.sequences),
+		TokensPerSequence: uint64(from.tokens_per_sequence),
+		BytesPerToken:     uint64(from.bytes_per_token),
+		BytesPerSequence:  uint64(from.bytes_per_sequence),
+		ArenaBytesNeeded:  uint64(from.arena_bytes_needed),
+		SequencesThatFit:  uint64(from.sequences_that_fit),
+		TokensThatFit:     uint64(from.tokens_that_fit),
+		MetadataBytes:     uint64(from.metadata_bytes),
+	}
 }
 
 // Capabilities is what the library at hand can do. In Formats, Devices, Layouts, Scorers and
@@ -206,16 +217,20 @@ func GetCapabilities() (Capabilities, error) {
 	if err := failure(read.result); err != nil {
 		return Capabilities{}, err
 	}
+	return capabilitiesOf(&read.report), nil
+}
+
+func capabilitiesOf(from *C.kv_capabilities_report) Capabilities {
 	return Capabilities{
-		Formats:         uint64(read.report.formats),
-		Devices:         uint64(read.report.devices),
-		Layouts:         uint64(read.report.layouts),
-		Scorers:         uint64(read.report.scorers),
-		Selections:      uint64(read.report.selections),
-		MinHeadDim:      uint32(read.report.min_head_dim),
-		MaxHeadDim:      uint32(read.report.max_head_dim),
-		HeadDimMultiple: uint32(read.report.head_dim_multiple),
-		MaxLayers:       uint32(read.report.max_layers),
-		SIMDTarget:      C.GoString(&read.report.simd_target[0]),
-	}, nil
+		Formats:         uint64(from.formats),
+		Devices:         uint64(from.devices),
+		Layouts:         uint64(from.layouts),
+		Scorers:         uint64(from.scorers),
+		Selections:      uint64(from.selections),
+		MinHeadDim:      uint32(from.min_head_dim),
+		MaxHeadDim:      uint32(from.max_head_dim),
+		HeadDimMultiple: uint32(from.head_dim_multiple),
+		MaxLayers:       uint32(from.max_layers),
+		SIMDTarget:      C.GoString(&from.simd_target[0]),
+	}
 }

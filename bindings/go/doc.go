@@ -1,3 +1,5 @@
+//go:build cgo
+
 // Package kvrt is libkvrt for Go: a KV-cache runtime for LLM engines.
 //
 // A program's life with the package:

@@ -3,27 +3,27 @@
 #include "_cgo_export.h"
 #include "shims.h"
 
-static void *allocate(void *user, size_t bytes, size_t alignment) {
-    return (void *)kvgoHookAllocate((uintptr_t)user, bytes, alignment);
+static void* allocate(void* user, size_t bytes, size_t alignment) {
+    return (void*)kvgoHookAllocate((uintptr_t)user, bytes, alignment);
 }
 
-static void release(void *user, void *memory, size_t bytes, size_t alignment) {
+static void release(void* user, void* memory, size_t bytes, size_t alignment) {
     kvgoHookRelease((uintptr_t)user, (uintptr_t)memory, bytes, alignment);
 }
 
-static void log_line(void *user, int32_t level, const char *text, size_t length) {
-    kvgoHookLog((uintptr_t)user, level, (char *)text, length);
+static void log_line(void* user, int32_t level, const char* text, size_t length) {
+    kvgoHookLog((uintptr_t)user, level, (char*)text, length);
 }
 
-static uint64_t now(void *user) { return kvgoHookNow((uintptr_t)user); }
+static uint64_t now(void* user) { return kvgoHookNow((uintptr_t)user); }
 
-static void parallel_for(void *user, uint32_t count, void (*body)(void *context, uint32_t index),
-                         void *context) {
+static void parallel_for(void* user, uint32_t count, void (*body)(void* context, uint32_t index),
+                         void* context) {
     kvgoHookParallelFor((uintptr_t)user, count, (uintptr_t)body, (uintptr_t)context);
 }
 
-void kvgo_set_hooks(kv_hooks *hooks, uintptr_t user, uint32_t wanted) {
-    hooks->user = (void *)user;
+void kvgo_set_hooks(kv_hooks* hooks, uintptr_t user, uint32_t wanted) {
+    hooks->user = (void*)user;
     if ((wanted & KVGO_HOOK_ALLOCATE) != 0) {
         hooks->allocate = allocate;
         hooks->release = release;
@@ -34,5 +34,5 @@ void kvgo_set_hooks(kv_hooks *hooks, uintptr_t user, uint32_t wanted) {
 }
 
 void kvgo_run_body(uintptr_t body, uintptr_t context, uint32_t index) {
-    ((void (*)(void *, uint32_t))body)((void *)context, index);
+    ((void (*)(void*, uint32_t))body)((void*)context, index);
 }

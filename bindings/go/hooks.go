@@ -170,24 +170,28 @@ func kvgoHookNow(user C.uintptr_t) (nanoseconds C.uint64_t) {
 //export kvgoHookParallelFor
 func kvgoHookParallelFor(user C.uintptr_t, count C.uint32_t, body, context C.uintptr_t) {
 	set := hooksOf(user)
-	run := &parallelRun{body: body, context: context, claimed: make([]atomic.Bool, count)}
-	run.open.Add(int(count))
+	run := newParallelRun(uint32(count), func(index uint32) {
+		C.kvgo_run_body(body, context, C.uint32_t(index))
+	})
 	func() {
 		defer set.catch("ParallelFor")
 		set.hooks.ParallelFor(uint32(count), run.once)
 	}()
-	for index := range run.claimed {
-		run.once(uint32(index))
-	}
-	run.open.Wait()
+	run.finish()
 }
 
 // parallelRun is one parallel_for of the library. Whatever a hook does, every index runs exactly
 // once, and all have run before the library goes on.
 type parallelRun struct {
-	body, context C.uintptr_t
-	claimed       []atomic.Bool
-	open          sync.WaitGroup
+	body    func(index uint32)
+	claimed []atomic.Bool
+	open    sync.WaitGroup
+}
+
+func newParallelRun(count uint32, body func(index uint32)) *parallelRun {
+	run := &parallelRun{body: body, claimed: make([]atomic.Bool, count)}
+	run.open.Add(int(count))
+	return run
 }
 
 func (r *parallelRun) once(index uint32) {
@@ -195,5 +199,13 @@ func (r *parallelRun) once(index uint32) {
 		return
 	}
 	defer r.open.Done()
-	C.kvgo_run_body(r.body, r.context, C.uint32_t(index))
+	r.body(index)
+}
+
+// finish runs what is left, and waits for what other goroutines are still running.
+func (r *parallelRun) finish() {
+	for index := range r.claimed {
+		r.once(uint32(index))
+	}
+	r.open.Wait()
 }

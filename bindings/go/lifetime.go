@@ -1,3 +1,5 @@
+//go:build cgo
+
 // How long a native object lives that several goroutines use: until it is closed and the last of
 // them has left.
 

@@ -16,7 +16,7 @@ import (
 
 // Pool is the cache of one model on one device. Make it with NewPool, end it with Close.
 type Pool struct {
-	handle     *C.kv_pool
+	handle     C.uintptr_t
 	hooks      *hookSet
 	arenaBytes uint64
 	waits      bool // PoolThreadSafe: a second caller waits instead of failing
@@ -41,7 +41,7 @@ func NewPool(config Config, model Model) (*Pool, error) {
 	}
 	created := C.kvgo_pool_create(native, description)
 	if err := hooks.after(failure(created.result)); err != nil {
-		C.kv_pool_release(created.pool) // it may exist, if a hook panicked
+		C.kvgo_pool_release(created.pool) // it may exist, if a hook panicked
 		hooks.free()
 		return nil, err
 	}
@@ -86,9 +86,9 @@ func (p *Pool) Close() error {
 // release is called once, when the pool is closed and nobody is inside.
 func (p *Pool) release() error {
 	runtime.SetFinalizer(p, nil)
-	C.kv_pool_release(p.handle)
+	C.kvgo_pool_release(p.handle)
 	C.free(unsafe.Pointer(p.infos))
-	p.handle, p.infos, p.open = nil, nil, nil
+	p.handle, p.infos, p.open = 0, nil, nil
 	err := p.hooks.after(nil)
 	p.hooks.free()
 	return err

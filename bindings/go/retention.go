@@ -105,28 +105,32 @@ type CompressReport struct {
 	Nanoseconds    uint64
 }
 
-// Compress runs one round now, by `policy` or, if it is nil, the sequence's own. Inside an open step
-// it runs at the step's end (CompressDeferred). ErrAgain: there are no blocks to move the survivors
-// of shared ones to, and nothing has changed.
+// Compress runs one round now, by `policy` or, if it is nil, the sequence's own. Inside an open
+// step it runs at the step's end (CompressDeferred). ErrAgain: there are no blocks to move the
+// survivors of shared ones to, and nothing has changed.
 func (p *Pool) Compress(sequence Sequence, policy *Policy) (CompressReport, error) {
 	if err := p.enter(); err != nil {
 		return CompressReport{}, err
 	}
 	defer p.leave()
 	done := C.kvgo_compress(p.handle, C.kv_seq(sequence), policy.native())
+	return compressReportOf(&done.report), p.failure(done.result)
+}
+
+func compressReportOf(from *C.kv_compress_report) CompressReport {
 	return CompressReport{
-		Outcome:        CompressOutcome(done.report.outcome),
-		Layers:         uint32(done.report.layers),
-		TokensBefore:   uint64(done.report.tokens_before),
-		TokensAfter:    uint64(done.report.tokens_after),
-		BlocksBefore:   uint64(done.report.blocks_before),
-		BlocksAfter:    uint64(done.report.blocks_after),
-		BytesBefore:    uint64(done.report.bytes_before),
-		BytesAfter:     uint64(done.report.bytes_after),
-		BlocksReturned: uint64(done.report.blocks_returned),
-		BytesReturned:  uint64(done.report.bytes_returned),
-		BlocksCopied:   uint64(done.report.blocks_copied),
-		SlabsGivenBack: uint64(done.report.slabs_given_back),
-		Nanoseconds:    uint64(done.report.nanoseconds),
-	}, p.failure(done.result)
+		Outcome:        CompressOutcome(from.outcome),
+		Layers:         uint32(from.layers),
+		TokensBefore:   uint64(from.tokens_before),
+		TokensAfter:    uint64(from.tokens_after),
+		BlocksBefore:   uint64(from.blocks_before),
+		BlocksAfter:    uint64(from.blocks_after),
+		BytesBefore:    uint64(from.bytes_before),
+		BytesAfter:     uint64(from.bytes_after),
+		BlocksReturned: uint64(from.blocks_returned),
+		BytesReturned:  uint64(from.bytes_returned),
+		BlocksCopied:   uint64(from.blocks_copied),
+		SlabsGivenBack: uint64(from.slabs_given_back),
+		Nanoseconds:    uint64(from.nanoseconds),
+	}
 }

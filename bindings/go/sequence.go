@@ -150,17 +150,21 @@ func (p *Pool) SequenceInfo(sequence Sequence) (SequenceInfo, error) {
 	if err := p.failure(read.result); err != nil {
 		return SequenceInfo{}, err
 	}
+	return sequenceInfoOf(&read.info), nil
+}
+
+func sequenceInfoOf(from *C.kv_seq_info) SequenceInfo {
 	return SequenceInfo{
-		Capacity:    uint64(read.info.capacity),
-		Written:     uint64(read.info.written),
-		Accepted:    uint64(read.info.accepted),
-		Published:   uint64(read.info.published),
-		Blocks:      uint64(read.info.blocks),
-		Bytes:       uint64(read.info.bytes),
-		UserData:    uint64(read.info.user_data),
-		InStep:      read.info.in_step != 0,
-		Compactions: uint32(read.info.compactions),
-	}, nil
+		Capacity:    uint64(from.capacity),
+		Written:     uint64(from.written),
+		Accepted:    uint64(from.accepted),
+		Published:   uint64(from.published),
+		Blocks:      uint64(from.blocks),
+		Bytes:       uint64(from.bytes),
+		UserData:    uint64(from.user_data),
+		InStep:      from.in_step != 0,
+		Compactions: uint32(from.compactions),
+	}
 }
 
 // LayerInfo reads what a sequence holds in a layer.
@@ -173,11 +177,15 @@ func (p *Pool) LayerInfo(sequence Sequence, layer uint32) (LayerInfo, error) {
 	if err := p.failure(read.result); err != nil {
 		return LayerInfo{}, err
 	}
+	return layerInfoOf(&read.info), nil
+}
+
+func layerInfoOf(from *C.kv_seq_layer_info) LayerInfo {
 	return LayerInfo{
-		Retained:     uint64(read.info.retained),
-		Blocks:       uint64(read.info.blocks),
-		SharedBlocks: uint64(read.info.shared_blocks),
-	}, nil
+		Retained:     uint64(from.retained),
+		Blocks:       uint64(from.blocks),
+		SharedBlocks: uint64(from.shared_blocks),
+	}
 }
 
 // Positions writes the positions of the retained tokens of one KV head, ascending, as far as

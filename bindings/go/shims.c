@@ -11,133 +11,143 @@ static kvgo_result finish(kv_status status) {
     return result;
 }
 
+static kv_pool* pool_of(uintptr_t pool) { return (kv_pool*)pool; }
+static kv_step* step_of(uintptr_t step) { return (kv_step*)step; }
+
 /* ---- Pools -------------------------------------------------------------------------------- */
 
-kvgo_pool kvgo_pool_create(const kv_pool_config *config, const kv_model *model) {
-    kvgo_pool out = {{KV_OK, NULL}, NULL};
-    out.result = finish(kv_pool_create(config, model, &out.pool));
+kvgo_pool kvgo_pool_create(const kv_pool_config* config, const kv_model* model) {
+    kv_pool* pool = NULL;
+    kvgo_pool out = {{KV_OK, NULL}, 0};
+    out.result = finish(kv_pool_create(config, model, &pool));
+    out.pool = (uintptr_t)pool;
     return out;
 }
 
-kvgo_result kvgo_pool_pass_fence(kv_pool *pool, uint64_t fence) {
-    return finish(kv_pool_pass_fence(pool, fence));
+void kvgo_pool_release(uintptr_t pool) { kv_pool_release(pool_of(pool)); }
+
+kvgo_result kvgo_pool_pass_fence(uintptr_t pool, uint64_t fence) {
+    return finish(kv_pool_pass_fence(pool_of(pool), fence));
 }
 
-kvgo_result kvgo_pool_check(kv_pool *pool) { return finish(kv_pool_check(pool)); }
+kvgo_result kvgo_pool_check(uintptr_t pool) { return finish(kv_pool_check(pool_of(pool))); }
 
 /* ---- Sequences ---------------------------------------------------------------------------- */
 
-kvgo_seq kvgo_seq_create(kv_pool *pool, uint32_t flags, uint64_t user_data,
-                         const kv_policy *policy) {
+kvgo_seq kvgo_seq_create(uintptr_t pool, uint32_t flags, uint64_t user_data,
+                         const kv_policy* policy) {
     kv_seq_config config = KV_INIT(kv_seq_config);
     config.flags = flags;
     config.policy = policy;
     config.user_data = user_data;
     kvgo_seq out = {{KV_OK, NULL}, 0};
-    out.result = finish(kv_seq_create(pool, &config, &out.seq));
+    out.result = finish(kv_seq_create(pool_of(pool), &config, &out.seq));
     return out;
 }
 
-kvgo_result kvgo_seq_release(kv_pool *pool, kv_seq seq) {
-    return finish(kv_seq_release(pool, seq));
+kvgo_result kvgo_seq_release(uintptr_t pool, kv_seq seq) {
+    return finish(kv_seq_release(pool_of(pool), seq));
 }
 
-kvgo_result kvgo_seq_fork(kv_pool *pool, kv_seq parent, uint32_t count, kv_seq *children) {
-    return finish(kv_seq_fork(pool, parent, count, children));
+kvgo_result kvgo_seq_fork(uintptr_t pool, kv_seq parent, uint32_t count, kv_seq* children) {
+    return finish(kv_seq_fork(pool_of(pool), parent, count, children));
 }
 
-kvgo_result kvgo_seq_truncate(kv_pool *pool, kv_seq seq, uint64_t tokens_seen) {
-    return finish(kv_seq_truncate(pool, seq, tokens_seen));
+kvgo_result kvgo_seq_truncate(uintptr_t pool, kv_seq seq, uint64_t tokens_seen) {
+    return finish(kv_seq_truncate(pool_of(pool), seq, tokens_seen));
 }
 
-kvgo_result kvgo_seq_set_policy(kv_pool *pool, kv_seq seq, const kv_policy *policy) {
-    return finish(kv_seq_set_policy(pool, seq, policy));
+kvgo_result kvgo_seq_set_policy(uintptr_t pool, kv_seq seq, const kv_policy* policy) {
+    return finish(kv_seq_set_policy(pool_of(pool), seq, policy));
 }
 
-kvgo_result kvgo_seq_pin(kv_pool *pool, kv_seq seq, uint64_t first, uint64_t count) {
-    return finish(kv_seq_pin(pool, seq, first, count));
+kvgo_result kvgo_seq_pin(uintptr_t pool, kv_seq seq, uint64_t first, uint64_t count) {
+    return finish(kv_seq_pin(pool_of(pool), seq, first, count));
 }
 
-kvgo_result kvgo_seq_unpin(kv_pool *pool, kv_seq seq) { return finish(kv_seq_unpin(pool, seq)); }
+kvgo_result kvgo_seq_unpin(uintptr_t pool, kv_seq seq) {
+    return finish(kv_seq_unpin(pool_of(pool), seq));
+}
 
-kvgo_seq_info kvgo_seq_get_info(kv_pool *pool, kv_seq seq) {
+kvgo_seq_info kvgo_seq_get_info(uintptr_t pool, kv_seq seq) {
     kvgo_seq_info out = {{KV_OK, NULL}, KV_INIT(kv_seq_info)};
-    out.result = finish(kv_seq_get_info(pool, seq, &out.info));
+    out.result = finish(kv_seq_get_info(pool_of(pool), seq, &out.info));
     return out;
 }
 
-kvgo_seq_layer_info kvgo_seq_get_layer_info(kv_pool *pool, kv_seq seq, uint32_t layer) {
+kvgo_seq_layer_info kvgo_seq_get_layer_info(uintptr_t pool, kv_seq seq, uint32_t layer) {
     kvgo_seq_layer_info out = {{KV_OK, NULL}, KV_INIT(kv_seq_layer_info)};
-    out.result = finish(kv_seq_get_layer_info(pool, seq, layer, &out.info));
+    out.result = finish(kv_seq_get_layer_info(pool_of(pool), seq, layer, &out.info));
     return out;
 }
 
-kvgo_count kvgo_seq_get_positions(kv_pool *pool, kv_seq seq, uint32_t layer, uint32_t kv_head,
-                                  uint64_t capacity, uint32_t *positions) {
+kvgo_count kvgo_seq_get_positions(uintptr_t pool, kv_seq seq, uint32_t layer, uint32_t kv_head,
+                                  uint64_t capacity, uint32_t* positions) {
     kvgo_count out = {{KV_OK, NULL}, 0};
     out.result = finish(
-        kv_seq_get_positions(pool, seq, layer, kv_head, capacity, positions, &out.count));
+        kv_seq_get_positions(pool_of(pool), seq, layer, kv_head, capacity, positions, &out.count));
     return out;
 }
 
 /* ---- Steps -------------------------------------------------------------------------------- */
 
-kvgo_step kvgo_step_begin(kv_pool *pool) {
-    kvgo_step out = {{KV_OK, NULL}, NULL};
-    out.result = finish(kv_step_begin(pool, &out.step));
+kvgo_step kvgo_step_begin(uintptr_t pool) {
+    kv_step* step = NULL;
+    kvgo_step out = {{KV_OK, NULL}, 0};
+    out.result = finish(kv_step_begin(pool_of(pool), &step));
+    out.step = (uintptr_t)step;
     return out;
 }
 
-kvgo_append kvgo_seq_append(kv_step *step, kv_seq seq, const uint32_t *token_ids, uint32_t count) {
+kvgo_append kvgo_seq_append(uintptr_t step, kv_seq seq, const uint32_t* token_ids, uint32_t count) {
     kvgo_append out = {{KV_OK, NULL}, KV_INIT(kv_append_info)};
-    out.result = finish(kv_seq_append(step, seq, token_ids, count, &out.info));
+    out.result = finish(kv_seq_append(step_of(step), seq, token_ids, count, &out.info));
     return out;
 }
 
-kvgo_result kvgo_step_append_batch(kv_step *step, uint32_t items, const kv_seq *seqs,
-                                   const uint32_t *counts, const uint32_t *token_ids,
-                                   kv_append_info *infos) {
-    for (uint32_t i = 0; infos != NULL && i < items; ++i) {
-        kv_struct_init(&infos[i], sizeof infos[i]);
-    }
-    return finish(kv_step_append_batch(step, items, seqs, counts, token_ids, infos));
+kvgo_result kvgo_step_append_batch(uintptr_t step, uint32_t items, const kv_seq* seqs,
+                                   const uint32_t* counts, const uint32_t* token_ids,
+                                   uintptr_t infos) {
+    kv_append_info* list = (kv_append_info*)infos;
+    for (uint32_t i = 0; list != NULL && i < items; ++i) kv_struct_init(&list[i], sizeof list[i]);
+    return finish(kv_step_append_batch(step_of(step), items, seqs, counts, token_ids, list));
 }
 
-kvgo_reserve kvgo_step_reserve(kv_step *step, kv_status *item_statuses, uint32_t capacity) {
+kvgo_reserve kvgo_step_reserve(uintptr_t step, kv_status* item_statuses, uint32_t capacity) {
     kvgo_reserve out = {{KV_OK, NULL}, KV_INIT(kv_reserve_report)};
     out.report.item_statuses = item_statuses;
     out.report.item_status_capacity = capacity;
-    out.result = finish(kv_step_reserve(step, &out.report));
+    out.result = finish(kv_step_reserve(step_of(step), &out.report));
     out.report.item_statuses = NULL;
     return out;
 }
 
-kvgo_result kvgo_step_remove(kv_step *step, kv_seq seq) {
-    return finish(kv_step_remove(step, seq));
+kvgo_result kvgo_step_remove(uintptr_t step, kv_seq seq) {
+    return finish(kv_step_remove(step_of(step), seq));
 }
 
-kvgo_result kvgo_step_accept(kv_step *step, kv_seq seq, uint32_t count) {
-    return finish(kv_step_accept(step, seq, count));
+kvgo_result kvgo_step_accept(uintptr_t step, kv_seq seq, uint32_t count) {
+    return finish(kv_step_accept(step_of(step), seq, count));
 }
 
-kvgo_result kvgo_step_accept_batch(kv_step *step, uint32_t items, const kv_seq *seqs,
-                                   const uint32_t *counts) {
-    return finish(kv_step_accept_batch(step, items, seqs, counts));
+kvgo_result kvgo_step_accept_batch(uintptr_t step, uint32_t items, const kv_seq* seqs,
+                                   const uint32_t* counts) {
+    return finish(kv_step_accept_batch(step_of(step), items, seqs, counts));
 }
 
-kvgo_end kvgo_step_end(kv_step *step) {
+kvgo_end kvgo_step_end(uintptr_t step) {
     kvgo_end out = {{KV_OK, NULL}, KV_INIT(kv_step_report)};
-    out.result = finish(kv_step_end(step, &out.report));
+    out.result = finish(kv_step_end(step_of(step), &out.report));
     return out;
 }
 
-kvgo_result kvgo_step_cancel(kv_step *step) { return finish(kv_step_cancel(step)); }
+kvgo_result kvgo_step_cancel(uintptr_t step) { return finish(kv_step_cancel(step_of(step))); }
 
 /* ---- Tables and attention ----------------------------------------------------------------- */
 
-kvgo_tables kvgo_step_export(kv_step *step, uint32_t layer, kvgo_buffers buffers) {
+kvgo_tables kvgo_step_export(uintptr_t step, uint32_t layer, kvgo_buffers buffers) {
     kvgo_tables out = {{KV_OK, NULL}, KV_INIT(kv_tables)};
-    kv_tables *tables = &out.tables;
+    kv_tables* tables = &out.tables;
     tables->block_table = buffers.block_table;
     tables->block_table_stride = buffers.block_table_stride;
     tables->block_table_capacity = buffers.block_table_capacity;
@@ -154,7 +164,7 @@ kvgo_tables kvgo_step_export(kv_step *step, uint32_t layer, kvgo_buffers buffers
     tables->item_capacity = buffers.item_capacity;
     tables->token_capacity = buffers.token_capacity;
     tables->slot_positions_capacity = buffers.slot_positions_capacity;
-    out.result = finish(kv_step_export(step, layer, tables));
+    out.result = finish(kv_step_export(step_of(step), layer, tables));
     tables->block_table = tables->indptr = tables->indices = tables->last_page_len = NULL;
     tables->slot_mapping = NULL;
     tables->query_start = tables->kv_len = tables->positions = NULL;
@@ -162,7 +172,7 @@ kvgo_tables kvgo_step_export(kv_step *step, uint32_t layer, kvgo_buffers buffers
     return out;
 }
 
-static kv_tensor tensor_of(const kvgo_tensor *view) {
+static kv_tensor tensor_of(const kvgo_tensor* view) {
     kv_tensor tensor = KV_INIT(kv_tensor);
     tensor.data = view->data;
     tensor.dtype = view->dtype;
@@ -175,14 +185,14 @@ static kv_tensor tensor_of(const kvgo_tensor *view) {
     return tensor;
 }
 
-static kv_status write_layer(kv_step *step, uint32_t layer, const kvgo_tensor *keys,
-                             const kvgo_tensor *values) {
+static kv_status write_layer(kv_step* step, uint32_t layer, const kvgo_tensor* keys,
+                             const kvgo_tensor* values) {
     const kv_tensor k = tensor_of(keys), v = tensor_of(values);
     return kv_write(step, layer, &k, &v);
 }
 
-static kv_status attend_layer(kv_step *step, uint32_t layer, const kvgo_tensor *queries,
-                              const kvgo_tensor *out, uint32_t flags, float *log_sum_exp) {
+static kv_status attend_layer(kv_step* step, uint32_t layer, const kvgo_tensor* queries,
+                              const kvgo_tensor* out, uint32_t flags, float* log_sum_exp) {
     const kv_tensor q = tensor_of(queries), o = tensor_of(out);
     kv_attend_options options = KV_INIT(kv_attend_options);
     options.flags = flags;
@@ -190,34 +200,35 @@ static kv_status attend_layer(kv_step *step, uint32_t layer, const kvgo_tensor *
     return kv_attend(step, layer, &q, &o, &options);
 }
 
-kvgo_result kvgo_write(kv_step *step, uint32_t layer, kvgo_tensor keys, kvgo_tensor values) {
-    return finish(write_layer(step, layer, &keys, &values));
+kvgo_result kvgo_write(uintptr_t step, uint32_t layer, kvgo_tensor keys, kvgo_tensor values) {
+    return finish(write_layer(step_of(step), layer, &keys, &values));
 }
 
-kvgo_result kvgo_attend(kv_step *step, uint32_t layer, kvgo_tensor queries, kvgo_tensor out,
-                        uint32_t flags, float *log_sum_exp) {
-    return finish(attend_layer(step, layer, &queries, &out, flags, log_sum_exp));
+kvgo_result kvgo_attend(uintptr_t step, uint32_t layer, kvgo_tensor queries, kvgo_tensor out,
+                        uint32_t flags, float* log_sum_exp) {
+    return finish(attend_layer(step_of(step), layer, &queries, &out, flags, log_sum_exp));
 }
 
-kvgo_result kvgo_write_attend(kv_step *step, uint32_t layer, kvgo_tensor keys, kvgo_tensor values,
+kvgo_result kvgo_write_attend(uintptr_t step, uint32_t layer, kvgo_tensor keys, kvgo_tensor values,
                               kvgo_tensor queries, kvgo_tensor out, uint32_t flags,
-                              float *log_sum_exp) {
-    kv_status status = write_layer(step, layer, &keys, &values);
-    if (status >= 0) status = attend_layer(step, layer, &queries, &out, flags, log_sum_exp);
+                              float* log_sum_exp) {
+    kv_status status = write_layer(step_of(step), layer, &keys, &values);
+    if (status >= 0)
+        status = attend_layer(step_of(step), layer, &queries, &out, flags, log_sum_exp);
     return finish(status);
 }
 
 /* ---- Retention and statistics ------------------------------------------------------------- */
 
-kvgo_compress_report kvgo_compress(kv_pool *pool, kv_seq seq, const kv_policy *policy) {
+kvgo_compress_report kvgo_compress(uintptr_t pool, kv_seq seq, const kv_policy* policy) {
     kv_compress_options options = KV_INIT(kv_compress_options);
     options.policy = policy;
     kvgo_compress_report out = {{KV_OK, NULL}, KV_INIT(kv_compress_report)};
-    out.result = finish(kv_compress(pool, seq, &options, &out.report));
+    out.result = finish(kv_compress(pool_of(pool), seq, &options, &out.report));
     return out;
 }
 
-static kv_query_statistics statistics_of(const kvgo_statistics *view) {
+static kv_query_statistics statistics_of(const kvgo_statistics* view) {
     kv_query_statistics statistics = KV_INIT(kv_query_statistics);
     statistics.layer = view->layer;
     statistics.query_heads = view->query_heads;
@@ -229,42 +240,42 @@ static kv_query_statistics statistics_of(const kvgo_statistics *view) {
     return statistics;
 }
 
-kvgo_result kvgo_pool_set_statistics(kv_pool *pool, kvgo_statistics statistics) {
+kvgo_result kvgo_pool_set_statistics(uintptr_t pool, kvgo_statistics statistics) {
     const kv_query_statistics given = statistics_of(&statistics);
-    return finish(kv_pool_set_statistics(pool, &given));
+    return finish(kv_pool_set_statistics(pool_of(pool), &given));
 }
 
-kvgo_count kvgo_seq_get_statistics(kv_pool *pool, kv_seq seq, kvgo_statistics statistics) {
+kvgo_count kvgo_seq_get_statistics(uintptr_t pool, kv_seq seq, kvgo_statistics statistics) {
     kv_query_statistics wanted = statistics_of(&statistics);
     kvgo_count out = {{KV_OK, NULL}, 0};
-    out.result = finish(kv_seq_get_statistics(pool, seq, &wanted));
+    out.result = finish(kv_seq_get_statistics(pool_of(pool), seq, &wanted));
     out.count = wanted.tokens;
     return out;
 }
 
-kvgo_result kvgo_seq_save_statistics(kv_pool *pool, kv_seq seq, const char *path) {
-    return finish(kv_seq_save_statistics(pool, seq, path));
+kvgo_result kvgo_seq_save_statistics(uintptr_t pool, kv_seq seq, const char* path) {
+    return finish(kv_seq_save_statistics(pool_of(pool), seq, path));
 }
 
-kvgo_result kvgo_pool_load_statistics(kv_pool *pool, const char *path) {
-    return finish(kv_pool_load_statistics(pool, path));
+kvgo_result kvgo_pool_load_statistics(uintptr_t pool, const char* path) {
+    return finish(kv_pool_load_statistics(pool_of(pool), path));
 }
 
 /* ---- Counters, capacity, capabilities ----------------------------------------------------- */
 
-kvgo_pool_stats kvgo_pool_get_stats(kv_pool *pool) {
+kvgo_pool_stats kvgo_pool_get_stats(uintptr_t pool) {
     kvgo_pool_stats out = {{KV_OK, NULL}, KV_INIT(kv_pool_stats)};
-    out.result = finish(kv_pool_get_stats(pool, &out.stats));
+    out.result = finish(kv_pool_get_stats(pool_of(pool), &out.stats));
     return out;
 }
 
-kvgo_class_stats kvgo_pool_get_class_stats(kv_pool *pool, uint32_t class_index) {
+kvgo_class_stats kvgo_pool_get_class_stats(uintptr_t pool, uint32_t class_index) {
     kvgo_class_stats out = {{KV_OK, NULL}, KV_INIT(kv_class_stats)};
-    out.result = finish(kv_pool_get_class_stats(pool, class_index, &out.stats));
+    out.result = finish(kv_pool_get_class_stats(pool_of(pool), class_index, &out.stats));
     return out;
 }
 
-kvgo_plan_report kvgo_plan(const kv_pool_config *config, const kv_model *model, uint64_t sequences,
+kvgo_plan_report kvgo_plan(const kv_pool_config* config, const kv_model* model, uint64_t sequences,
                            uint64_t tokens_per_sequence) {
     kvgo_plan_report out = {{KV_OK, NULL}, KV_INIT(kv_plan_report)};
     out.report.sequences = sequences;

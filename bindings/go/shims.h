@@ -6,7 +6,9 @@
  * buffer, and nothing has to be allocated for a call that succeeds.
  *
  * Go may not hand C a struct in Go memory that points to other Go memory, so what holds pointers
- * (tensors, tables, statistics) comes by value and becomes a struct of kvrt.h on this side. */
+ * (tensors, tables, statistics) comes by value and becomes a struct of kvrt.h on this side. Pools,
+ * steps and the results of a batch travel as integers: cgo's check of a pointer to a C struct puts
+ * it into an interface, which allocates, at every call. */
 #ifndef KVRT_GO_SHIMS_H
 #define KVRT_GO_SHIMS_H
 
@@ -16,19 +18,20 @@
 
 typedef struct kvgo_result {
     kv_status status;
-    char *message; /* malloc'ed when status < 0 (NULL: no memory for it), else NULL */
+    char* message; /* malloc'ed when status < 0 (NULL: no memory for it), else NULL */
 } kvgo_result;
 
 /* ---- Pools -------------------------------------------------------------------------------- */
 
 typedef struct kvgo_pool {
     kvgo_result result;
-    kv_pool *pool;
+    uintptr_t pool;
 } kvgo_pool;
 
-kvgo_pool kvgo_pool_create(const kv_pool_config *config, const kv_model *model);
-kvgo_result kvgo_pool_pass_fence(kv_pool *pool, uint64_t fence);
-kvgo_result kvgo_pool_check(kv_pool *pool);
+kvgo_pool kvgo_pool_create(const kv_pool_config* config, const kv_model* model);
+void kvgo_pool_release(uintptr_t pool);
+kvgo_result kvgo_pool_pass_fence(uintptr_t pool, uint64_t fence);
+kvgo_result kvgo_pool_check(uintptr_t pool);
 
 /* ---- Sequences ---------------------------------------------------------------------------- */
 
@@ -52,24 +55,24 @@ typedef struct kvgo_count {
     uint64_t count;
 } kvgo_count;
 
-kvgo_seq kvgo_seq_create(kv_pool *pool, uint32_t flags, uint64_t user_data,
-                         const kv_policy *policy);
-kvgo_result kvgo_seq_release(kv_pool *pool, kv_seq seq);
-kvgo_result kvgo_seq_fork(kv_pool *pool, kv_seq parent, uint32_t count, kv_seq *children);
-kvgo_result kvgo_seq_truncate(kv_pool *pool, kv_seq seq, uint64_t tokens_seen);
-kvgo_result kvgo_seq_set_policy(kv_pool *pool, kv_seq seq, const kv_policy *policy);
-kvgo_result kvgo_seq_pin(kv_pool *pool, kv_seq seq, uint64_t first, uint64_t count);
-kvgo_result kvgo_seq_unpin(kv_pool *pool, kv_seq seq);
-kvgo_seq_info kvgo_seq_get_info(kv_pool *pool, kv_seq seq);
-kvgo_seq_layer_info kvgo_seq_get_layer_info(kv_pool *pool, kv_seq seq, uint32_t layer);
-kvgo_count kvgo_seq_get_positions(kv_pool *pool, kv_seq seq, uint32_t layer, uint32_t kv_head,
-                                  uint64_t capacity, uint32_t *positions);
+kvgo_seq kvgo_seq_create(uintptr_t pool, uint32_t flags, uint64_t user_data,
+                         const kv_policy* policy);
+kvgo_result kvgo_seq_release(uintptr_t pool, kv_seq seq);
+kvgo_result kvgo_seq_fork(uintptr_t pool, kv_seq parent, uint32_t count, kv_seq* children);
+kvgo_result kvgo_seq_truncate(uintptr_t pool, kv_seq seq, uint64_t tokens_seen);
+kvgo_result kvgo_seq_set_policy(uintptr_t pool, kv_seq seq, const kv_policy* policy);
+kvgo_result kvgo_seq_pin(uintptr_t pool, kv_seq seq, uint64_t first, uint64_t count);
+kvgo_result kvgo_seq_unpin(uintptr_t pool, kv_seq seq);
+kvgo_seq_info kvgo_seq_get_info(uintptr_t pool, kv_seq seq);
+kvgo_seq_layer_info kvgo_seq_get_layer_info(uintptr_t pool, kv_seq seq, uint32_t layer);
+kvgo_count kvgo_seq_get_positions(uintptr_t pool, kv_seq seq, uint32_t layer, uint32_t kv_head,
+                                  uint64_t capacity, uint32_t* positions);
 
 /* ---- Steps -------------------------------------------------------------------------------- */
 
 typedef struct kvgo_step {
     kvgo_result result;
-    kv_step *step;
+    uintptr_t step;
 } kvgo_step;
 
 typedef struct kvgo_append {
@@ -87,28 +90,28 @@ typedef struct kvgo_end {
     kv_step_report report;
 } kvgo_end;
 
-kvgo_step kvgo_step_begin(kv_pool *pool);
-kvgo_append kvgo_seq_append(kv_step *step, kv_seq seq, const uint32_t *token_ids, uint32_t count);
-/* `infos` is [items] of C memory, not yet initialised, or NULL. */
-kvgo_result kvgo_step_append_batch(kv_step *step, uint32_t items, const kv_seq *seqs,
-                                   const uint32_t *counts, const uint32_t *token_ids,
-                                   kv_append_info *infos);
-kvgo_reserve kvgo_step_reserve(kv_step *step, kv_status *item_statuses, uint32_t capacity);
-kvgo_result kvgo_step_remove(kv_step *step, kv_seq seq);
-kvgo_result kvgo_step_accept(kv_step *step, kv_seq seq, uint32_t count);
-kvgo_result kvgo_step_accept_batch(kv_step *step, uint32_t items, const kv_seq *seqs,
-                                   const uint32_t *counts);
-kvgo_end kvgo_step_end(kv_step *step);
-kvgo_result kvgo_step_cancel(kv_step *step);
+kvgo_step kvgo_step_begin(uintptr_t pool);
+kvgo_append kvgo_seq_append(uintptr_t step, kv_seq seq, const uint32_t* token_ids, uint32_t count);
+/* `infos` is a kv_append_info [items] in C memory, not yet initialised, or 0. */
+kvgo_result kvgo_step_append_batch(uintptr_t step, uint32_t items, const kv_seq* seqs,
+                                   const uint32_t* counts, const uint32_t* token_ids,
+                                   uintptr_t infos);
+kvgo_reserve kvgo_step_reserve(uintptr_t step, kv_status* item_statuses, uint32_t capacity);
+kvgo_result kvgo_step_remove(uintptr_t step, kv_seq seq);
+kvgo_result kvgo_step_accept(uintptr_t step, kv_seq seq, uint32_t count);
+kvgo_result kvgo_step_accept_batch(uintptr_t step, uint32_t items, const kv_seq* seqs,
+                                   const uint32_t* counts);
+kvgo_end kvgo_step_end(uintptr_t step);
+kvgo_result kvgo_step_cancel(uintptr_t step);
 
 /* ---- Tables and attention ----------------------------------------------------------------- */
 
 /* The in-part of kv_tables, its fields in the same order. */
 typedef struct kvgo_buffers {
-    int32_t *block_table;
+    int32_t* block_table;
     uint64_t block_table_stride, block_table_capacity;
     int32_t *indptr, *indices, *last_page_len;
-    int64_t *slot_mapping;
+    int64_t* slot_mapping;
     int32_t *query_start, *kv_len, *positions, *slot_positions, *slot_indptr;
     uint64_t indices_capacity, item_capacity, token_capacity, slot_positions_capacity;
 } kvgo_buffers;
@@ -118,23 +121,23 @@ typedef struct kvgo_tables {
     kv_tables tables; /* its in-part is zero */
 } kvgo_tables;
 
-kvgo_tables kvgo_step_export(kv_step *step, uint32_t layer, kvgo_buffers buffers);
+kvgo_tables kvgo_step_export(uintptr_t step, uint32_t layer, kvgo_buffers buffers);
 
 /* kv_tensor, whose data is bytes so that cgo sees memory without pointers. */
 typedef struct kvgo_tensor {
-    unsigned char *data;
+    unsigned char* data;
     uint32_t dtype;
     uint64_t rows, heads, dim;
     int64_t row_stride, head_stride, dim_stride;
 } kvgo_tensor;
 
-kvgo_result kvgo_write(kv_step *step, uint32_t layer, kvgo_tensor keys, kvgo_tensor values);
-kvgo_result kvgo_attend(kv_step *step, uint32_t layer, kvgo_tensor queries, kvgo_tensor out,
-                        uint32_t flags, float *log_sum_exp);
+kvgo_result kvgo_write(uintptr_t step, uint32_t layer, kvgo_tensor keys, kvgo_tensor values);
+kvgo_result kvgo_attend(uintptr_t step, uint32_t layer, kvgo_tensor queries, kvgo_tensor out,
+                        uint32_t flags, float* log_sum_exp);
 /* kvgo_write, then kvgo_attend if that went well: a layer of a step for one crossing into C. */
-kvgo_result kvgo_write_attend(kv_step *step, uint32_t layer, kvgo_tensor keys, kvgo_tensor values,
+kvgo_result kvgo_write_attend(uintptr_t step, uint32_t layer, kvgo_tensor keys, kvgo_tensor values,
                               kvgo_tensor queries, kvgo_tensor out, uint32_t flags,
-                              float *log_sum_exp);
+                              float* log_sum_exp);
 
 /* ---- Retention and statistics ------------------------------------------------------------- */
 
@@ -144,7 +147,7 @@ typedef struct kvgo_compress_report {
 } kvgo_compress_report;
 
 /* `policy` is for this round only; NULL: the sequence's own. */
-kvgo_compress_report kvgo_compress(kv_pool *pool, kv_seq seq, const kv_policy *policy);
+kvgo_compress_report kvgo_compress(uintptr_t pool, kv_seq seq, const kv_policy* policy);
 
 typedef struct kvgo_statistics {
     uint32_t layer, query_heads, bands;
@@ -152,11 +155,11 @@ typedef struct kvgo_statistics {
     float *mean_real, *mean_imaginary, *mean_magnitude;
 } kvgo_statistics;
 
-kvgo_result kvgo_pool_set_statistics(kv_pool *pool, kvgo_statistics statistics);
+kvgo_result kvgo_pool_set_statistics(uintptr_t pool, kvgo_statistics statistics);
 /* The count is that of the tokens. */
-kvgo_count kvgo_seq_get_statistics(kv_pool *pool, kv_seq seq, kvgo_statistics statistics);
-kvgo_result kvgo_seq_save_statistics(kv_pool *pool, kv_seq seq, const char *path);
-kvgo_result kvgo_pool_load_statistics(kv_pool *pool, const char *path);
+kvgo_count kvgo_seq_get_statistics(uintptr_t pool, kv_seq seq, kvgo_statistics statistics);
+kvgo_result kvgo_seq_save_statistics(uintptr_t pool, kv_seq seq, const char* path);
+kvgo_result kvgo_pool_load_statistics(uintptr_t pool, const char* path);
 
 /* ---- Counters, capacity, capabilities ----------------------------------------------------- */
 
@@ -180,9 +183,9 @@ typedef struct kvgo_capabilities_report {
     kv_capabilities_report report;
 } kvgo_capabilities_report;
 
-kvgo_pool_stats kvgo_pool_get_stats(kv_pool *pool);
-kvgo_class_stats kvgo_pool_get_class_stats(kv_pool *pool, uint32_t class_index);
-kvgo_plan_report kvgo_plan(const kv_pool_config *config, const kv_model *model, uint64_t sequences,
+kvgo_pool_stats kvgo_pool_get_stats(uintptr_t pool);
+kvgo_class_stats kvgo_pool_get_class_stats(uintptr_t pool, uint32_t class_index);
+kvgo_plan_report kvgo_plan(const kv_pool_config* config, const kv_model* model, uint64_t sequences,
                            uint64_t tokens_per_sequence);
 kvgo_capabilities_report kvgo_capabilities(void);
 
@@ -196,7 +199,7 @@ enum {
 };
 
 /* Points the hooks that are wanted at the trampolines into Go; `user` is a cgo.Handle. */
-void kvgo_set_hooks(kv_hooks *hooks, uintptr_t user, uint32_t wanted);
+void kvgo_set_hooks(kv_hooks* hooks, uintptr_t user, uint32_t wanted);
 
 /* Calls the body that the library handed to the parallel_for hook. */
 void kvgo_run_body(uintptr_t body, uintptr_t context, uint32_t index);

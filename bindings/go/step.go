@@ -7,8 +7,8 @@ import "C"
 
 import "unsafe"
 
-// Step is an open step of a pool: a value, like Sequence. It ends with End, Cancel or Close, or with
-// its pool; its use after that is an error. The zero Step is closed.
+// Step is an open step of a pool: a value, like Sequence. It ends with End, Cancel or Close, or
+// with its pool; its use after that is an error. The zero Step is closed.
 type Step struct {
 	pool   *Pool
 	number uint64
@@ -16,7 +16,7 @@ type Step struct {
 
 // openStep is a step that the pool knows; number 0 is a free place.
 type openStep struct {
-	handle *C.kv_step
+	handle C.uintptr_t
 	number uint64
 }
 
@@ -54,7 +54,7 @@ func (p *Pool) BeginStep() (Step, error) {
 	}
 	defer p.leave()
 	begun := C.kvgo_step_begin(p.handle)
-	if begun.step == nil {
+	if begun.step == 0 {
 		return Step{}, p.failure(begun.result)
 	}
 	p.begun++
@@ -109,14 +109,14 @@ func (s Step) Append(sequence Sequence, count uint32, tokens []uint32) (AppendIn
 	if err := s.pool.failure(appended.result); err != nil {
 		return AppendInfo{}, err
 	}
-	return appendInfo(&appended.info), nil
+	return appendInfoOf(&appended.info), nil
 }
 
-func appendInfo(info *C.kv_append_info) AppendInfo {
+func appendInfoOf(from *C.kv_append_info) AppendInfo {
 	return AppendInfo{
-		FirstPosition: uint64(info.first_position),
-		Item:          uint32(info.item),
-		FirstRow:      uint32(info.first_row),
+		FirstPosition: uint64(from.first_position),
+		Item:          uint32(from.item),
+		FirstRow:      uint32(from.first_row),
 	}
 }
 
@@ -145,20 +145,21 @@ func (s Step) AppendBatch(sequences []Sequence, counts, tokens []uint32, infos [
 		return err
 	}
 	defer s.pool.leave()
-	results := s.pool.appendInfos(len(infos))
+	results := s.pool.batchInfos(len(infos))
 	err = s.pool.failure(C.kvgo_step_append_batch(step.handle, items, sequencePointer(sequences),
-		uint32Pointer(counts), uint32Pointer(tokens), results))
+		uint32Pointer(counts), uint32Pointer(tokens),
+		C.uintptr_t(uintptr(unsafe.Pointer(results)))))
 	if err != nil || len(infos) == 0 {
 		return err
 	}
 	for i := range infos {
-		infos[i] = appendInfo(&unsafe.Slice(results, len(infos))[i])
+		infos[i] = appendInfoOf(&unsafe.Slice(results, len(infos))[i])
 	}
 	return nil
 }
 
-// appendInfos is C memory for so many results, nil for none; it grows with the largest batch.
-func (p *Pool) appendInfos(count int) *C.kv_append_info {
+// batchInfos is C memory for so many results, nil for none; it grows with the largest batch.
+func (p *Pool) batchInfos(count int) *C.kv_append_info {
 	if count == 0 {
 		return nil
 	}
@@ -196,13 +197,17 @@ func (s Step) Reserve(statuses []Status) (ReserveReport, error) {
 		list = (*C.kv_status)(&statuses[0])
 	}
 	reserved := C.kvgo_step_reserve(step.handle, list, capacity)
+	return reserveReportOf(&reserved.report), s.pool.failure(reserved.result)
+}
+
+func reserveReportOf(from *C.kv_reserve_report) ReserveReport {
 	return ReserveReport{
-		NeedBlocks:          uint64(reserved.report.need_blocks),
-		NeedBytes:           uint64(reserved.report.need_bytes),
-		FreeBytesNow:        uint64(reserved.report.free_bytes_now),
-		FreeBytesAfterFence: uint64(reserved.report.free_bytes_after_fence),
-		ItemsThatFit:        uint32(reserved.report.items_that_fit),
-	}, s.pool.failure(reserved.result)
+		NeedBlocks:          uint64(from.need_blocks),
+		NeedBytes:           uint64(from.need_bytes),
+		FreeBytesNow:        uint64(from.free_bytes_now),
+		FreeBytesAfterFence: uint64(from.free_bytes_after_fence),
+		ItemsThatFit:        uint32(from.items_that_fit),
+	}
 }
 
 // Remove takes a sequence out of a step that has not been reserved. Items and rows behind it move
@@ -253,15 +258,19 @@ func (s Step) End() (StepReport, error) {
 	defer s.pool.leave()
 	ended := C.kvgo_step_end(step.handle)
 	*step = openStep{}
+	return stepReportOf(&ended.report), s.pool.failure(ended.result)
+}
+
+func stepReportOf(from *C.kv_step_report) StepReport {
 	return StepReport{
-		Fence:                uint64(ended.report.fence),
-		AcceptedTokens:       uint64(ended.report.accepted_tokens),
-		WindowBlocksReturned: uint64(ended.report.window_blocks_returned),
-		Compactions:          uint64(ended.report.compactions),
-		CompactionsSkipped:   uint64(ended.report.compactions_skipped),
-		BlocksReturned:       uint64(ended.report.blocks_returned),
-		BytesReturned:        uint64(ended.report.bytes_returned),
-	}, s.pool.failure(ended.result)
+		Fence:                uint64(from.fence),
+		AcceptedTokens:       uint64(from.accepted_tokens),
+		WindowBlocksReturned: uint64(from.window_blocks_returned),
+		Compactions:          uint64(from.compactions),
+		CompactionsSkipped:   uint64(from.compactions_skipped),
+		BlocksReturned:       uint64(from.blocks_returned),
+		BytesReturned:        uint64(from.bytes_returned),
+	}
 }
 
 // Cancel undoes the step: every sequence is as before BeginStep.

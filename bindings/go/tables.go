@@ -98,8 +98,8 @@ func (m *BlockMemory) lent(address unsafe.Pointer) unsafe.Pointer {
 	return address
 }
 
-// Export fills the buffers for one layer of a reserved step; the layer counts as written then. `use`
-// is called with the memory that the ids address, and may be nil; its error is returned.
+// Export fills the buffers for one layer of a reserved step; the layer counts as written then.
+// `use` is called with the memory that the ids address, and may be nil; its error is returned.
 func (s Step) Export(layer uint32, buffers *TableBuffers, use func(*BlockMemory) error) (Tables,
 	error) {
 	native := buffers.native()

@@ -21,8 +21,8 @@ const (
 )
 
 // Tensor is a view of a slice as [rows, heads, dim]: dense, unless Strided says otherwise. It is
-// used where it lies: nothing is copied. A view that reaches beyond its slice is refused by the call
-// that it is handed to.
+// used where it lies: nothing is copied. A view that reaches beyond its slice is refused by the
+// call that it is handed to.
 type Tensor struct {
 	data              *byte // nil: the slice is empty
 	length            int   // of the slice, in elements
@@ -63,7 +63,8 @@ func dense(data *byte, length int, dataType DataType, rows, heads, dim int) Tens
 }
 
 // Strided is the same shape with its first element at data[offset] and these strides, in elements:
-// the parts of a packed QKV buffer are used where they lie. Strides may be negative. All 0 is dense.
+// the parts of a packed QKV buffer are used where they lie. Strides may be negative. All 0 is
+// dense.
 func (t Tensor) Strided(offset int, row, head, dim int64) Tensor {
 	t.offset, t.row, t.head, t.stride = offset, row, head, dim
 	return t

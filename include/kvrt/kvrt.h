@@ -477,7 +477,8 @@ typedef struct kv_step_report {
 
 /* Ends the step: accepted tokens become part of their sequences, the rest is rolled back, blocks
  * behind windows return, policies that are due run. The step handle is gone afterwards, whatever
- * is returned, unless report itself is not a valid struct. report may be NULL.
+ * is returned, unless the call was not made at all: report is not a valid struct, or another thread
+ * is inside a call. report may be NULL.
  * Errors: INVALID (not reserved, or a layer that stores was neither written through kv_write nor
  * exported to the host's kernels; the step is cancelled then).
  * Threads: external. */

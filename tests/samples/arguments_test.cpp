@@ -25,17 +25,52 @@ std::string refusal(const char* option, const char* value) {
 }  // namespace
 
 TEST_CASE("arguments: everything is read") {
-    auto parsed =
-        parse_arguments(words{"--model",          "m.gguf", "--prompt",      "say so",
-                              "--tokens",         "7",      "--policy",      "key-norm",
-                              "--budget",         "64",     "--every",       "16",
-                              "--format",         "bf16",   "--temperature", "0.5",
-                              "--top-p",          "0.25",   "--seed",        "18446744073709551615",
-                              "--repeat-penalty", "1.5",    "--threads",     "2",
-                              "--report",         "r.json", "--raw"});
+    auto parsed = parse_arguments(words{"--model",
+                                        "m.gguf",
+                                        "--prompt",
+                                        "say so",
+                                        "--tokens",
+                                        "7",
+                                        "--policy",
+                                        "key-norm",
+                                        "--budget",
+                                        "64",
+                                        "--every",
+                                        "16",
+                                        "--format",
+                                        "bf16",
+                                        "--temperature",
+                                        "0.5",
+                                        "--top-p",
+                                        "0.25",
+                                        "--seed",
+                                        "18446744073709551615",
+                                        "--repeat-penalty",
+                                        "1.5",
+                                        "--threads",
+                                        "2",
+                                        "--report",
+                                        "r.json",
+                                        "--raw",
+                                        "--record",
+                                        "t.trace",
+                                        "--prompt",
+                                        "and so",
+                                        "--record-layers",
+                                        "0,3,17",
+                                        "--chunk",
+                                        "16",
+                                        "--drafts",
+                                        "5",
+                                        "--evict-prompt"});
     REQUIRE(parsed);
     CHECK(parsed->model == "m.gguf");
-    CHECK(parsed->prompt == "say so");
+    CHECK(parsed->prompts == std::vector<std::string>{"say so", "and so"});
+    CHECK(parsed->record == "t.trace");
+    CHECK(parsed->record_layers == std::vector<std::uint32_t>{0, 3, 17});
+    CHECK(parsed->writing.chunk == 16);
+    CHECK(parsed->writing.drafts == 5);
+    CHECK(parsed->writing.evict_prompt);
     CHECK(parsed->report == "r.json");
     CHECK(parsed->style == generate::prompt_style::raw);
     CHECK(parsed->writing.tokens == 7);
@@ -56,6 +91,11 @@ TEST_CASE("arguments: defaults") {
     CHECK(plain->writing.policy == "full");
     CHECK(plain->writing.tokens == 200);
     CHECK(plain->writing.temperature == 0);
+    CHECK(plain->writing.chunk == 128);
+    CHECK(plain->writing.drafts == 0);
+    CHECK_FALSE(plain->writing.evict_prompt);
+    CHECK(plain->record.empty());
+    CHECK(plain->record_layers.empty());
     CHECK(plain->style == generate::prompt_style::chat);
     auto demo = parse_arguments(words{"--demo", "--model", "m"});
     REQUIRE(demo);
@@ -84,6 +124,31 @@ TEST_CASE("arguments: each refusal says what would be right") {
           "--policy is 'h2o', it must be one of: full, triattention, streaming, key-norm, random");
     CHECK(refusal("--format", "q4") == "--format is 'q4', it must be one of: f16, bf16, f32");
     CHECK(refusal("--threads", "0") == "--threads is '0', it must be a number from 1 to 1024");
+    CHECK(refusal("--chunk", "0") == "--chunk is '0', it must be a number from 1 to 8192");
+    CHECK(refusal("--drafts", "16") == "--drafts is '16', it must be a number from 0 to 15");
+    CHECK(refusal("--prompt", "") == "--prompt is missing: the text to answer, or --demo");
+}
+
+TEST_CASE("arguments: what belongs to a recording") {
+    CHECK(refusal("--prompt", "q") ==
+          "--prompt is there several times: that is for --record, each a request");
+    CHECK(refusal("--record-layers", "1") ==
+          "--record-layers says which layers --record writes: give --record FILE too");
+    CHECK(failure({"--model", "m", "--demo", "--record", "t"}) ==
+          "--demo brings its own texts, policies and sampling: leave --record out");
+    CHECK(failure({"--model", "m", "--prompt", "p", "--record", "t", "--policy", "random"}) ==
+          "--record takes no --policy random: its draws depend on which layers there are");
+    std::string too_many = "0";
+    for (int layer = 1; layer <= 64; ++layer) {
+        too_many += "," + std::to_string(layer);
+    }
+    for (const char* list : {"", ",", "3,", ",3", "3,,4", "3;4", "17,3", "3,3", "-1", "3, 4", "x",
+                             "4294967296", too_many.c_str()}) {
+        CAPTURE(list);
+        CHECK(refusal("--record-layers", list)
+                  .find("it must be layer numbers in ascending order, at most 64, like 3,17") !=
+              std::string::npos);
+    }
 }
 
 TEST_CASE("arguments: numbers are whole words in range") {

@@ -15,6 +15,8 @@ generate::writing_result a_run() {
     run.format = "f16";
     run.prompt_tokens = 54;
     run.generated_tokens = 3;
+    run.drafted_tokens = 7;
+    run.accepted_drafts = 2;
     run.peak_blocks = 90;
     run.final_blocks = 60;
     run.final_bytes = 737280;
@@ -35,6 +37,8 @@ TEST_CASE("report: JSON of two runs, byte for byte") {
         "    \"format\": \"f16\",\n"
         "    \"prompt_tokens\": 54,\n"
         "    \"generated_tokens\": 3,\n"
+        "    \"drafted_tokens\": 7,\n"
+        "    \"accepted_drafts\": 2,\n"
         "    \"retained_per_layer\": [17, 17],\n"
         "    \"peak_blocks\": 90,\n"
         "    \"final_blocks\": 60,\n"

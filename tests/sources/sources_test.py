@@ -14,8 +14,8 @@ ROOT = pathlib.Path(__file__).resolve().parents[2]
 # From the top to the bottom.
 LADDER = ["api", "step", "retention", "sequence", "attention", "model", "format", "memory",
           "device", "base"]
-FOLDERS = ["include", "lib", "kernels", "samples", "tests", "bench"]
-SUFFIXES = {".c", ".h", ".cpp", ".hpp", ".cu", ".cuh", ".py"}
+FOLDERS = ["include", "lib", "kernels", "samples", "tests", "bench", "bindings"]
+SUFFIXES = {".c", ".h", ".cpp", ".hpp", ".cu", ".cuh", ".py", ".rs", ".go", ".cs"}
 MAX_COLUMNS = 100
 MAX_LINES = 600
 # The public header is one file that is read from top to bottom, however long.

@@ -46,7 +46,7 @@ namespace Kvrt
         private readonly Func<ulong> now;
         private readonly ParallelLoop parallelFor;
         private ExceptionDispatchInfo pending;
-        private GCHandle self; // what the user pointer leads to; strong, so that it outlives the pool
+        private GCHandle self; // what the user pointer leads to; strong: it outlives the pool
 
         public HookState(Hooks hooks)
         {

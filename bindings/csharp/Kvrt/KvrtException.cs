@@ -11,7 +11,8 @@ namespace Kvrt
     public class KvrtException : Exception
     {
         /// <summary>An error with the library's status and sentence.</summary>
-        public KvrtException(Status status, Category category, string message, Exception inner = null)
+        public KvrtException(
+            Status status, Category category, string message, Exception inner = null)
             : base(message, inner)
         {
             Status = status;

@@ -1,5 +1,6 @@
 // What can be asked of the library without a pool: version, capabilities, statuses, live counts.
 using System;
+using System.Runtime.CompilerServices;
 using System.Text;
 using Kvrt.Native;
 
@@ -14,7 +15,7 @@ namespace Kvrt
             get
             {
                 NativeLoader.Load();
-                return NativeMethods.kvrt_version();
+                return Loaded.Version();
             }
         }
 
@@ -22,35 +23,63 @@ namespace Kvrt
         public static Capabilities GetCapabilities()
         {
             NativeLoader.Load();
-            kv_capabilities_report report = default;
-            report.struct_size = (uint)sizeof(kv_capabilities_report);
-            int status = NativeMethods.kv_capabilities(&report);
-            if (status < 0)
-            {
-                KvrtException.Throw(status, null);
-            }
-            return new Capabilities(report);
+            return Loaded.GetCapabilities();
         }
 
         /// <summary>The header's name of a status, such as KV_AGAIN.</summary>
         public static string NameOf(Status status)
         {
             NativeLoader.Load();
-            return Text(NativeMethods.kv_status_name((int)status));
+            return Loaded.NameOf(status);
         }
 
         /// <summary>The category of a status, known or not.</summary>
         public static Category CategoryOf(Status status)
         {
             NativeLoader.Load();
-            return (Category)NativeMethods.kv_status_category((int)status);
+            return Loaded.CategoryOf(status);
         }
 
         /// <summary>How many objects of a kind are alive in this process, over all pools.</summary>
         public static ulong LiveCount(LiveKind kind)
         {
             NativeLoader.Load();
-            return NativeMethods.kv_live_count((uint)kind);
+            return Loaded.LiveCount(kind);
+        }
+
+        /// <summary>The calls themselves, which are compiled once the library is there.</summary>
+        private static class Loaded
+        {
+            [MethodImpl(MethodImplOptions.NoInlining)]
+            public static uint Version() => NativeMethods.kvrt_version();
+
+            [MethodImpl(MethodImplOptions.NoInlining)]
+            public static string NameOf(Status status)
+            {
+                return Text(NativeMethods.kv_status_name((int)status));
+            }
+
+            [MethodImpl(MethodImplOptions.NoInlining)]
+            public static Category CategoryOf(Status status)
+            {
+                return (Category)NativeMethods.kv_status_category((int)status);
+            }
+
+            [MethodImpl(MethodImplOptions.NoInlining)]
+            public static ulong LiveCount(LiveKind kind) => NativeMethods.kv_live_count((uint)kind);
+
+            [MethodImpl(MethodImplOptions.NoInlining)]
+            public static Capabilities GetCapabilities()
+            {
+                kv_capabilities_report report = default;
+                report.struct_size = (uint)sizeof(kv_capabilities_report);
+                int status = NativeMethods.kv_capabilities(&report);
+                if (status < 0)
+                {
+                    KvrtException.Throw(status, null);
+                }
+                return new Capabilities(report);
+            }
         }
 
         /// <summary>A terminated string of the library.</summary>

@@ -17,7 +17,7 @@ namespace Kvrt
         {
             if (source == null)
             {
-                throw new ArgumentNullException(nameof(source), "The pool's configuration is null.");
+                throw new ArgumentNullException(nameof(source), "The configuration is null.");
             }
             if (sourceModel == null)
             {

@@ -1,6 +1,7 @@
 // Pools: creation, disposal, counters, statistics of queries.
 using System;
 using System.Collections.Generic;
+using System.Runtime.CompilerServices;
 using System.Runtime.ExceptionServices;
 using System.Text;
 using Kvrt.Native;
@@ -26,18 +27,24 @@ namespace Kvrt
             using (var source = new NativeConfiguration(config, model))
             {
                 hooks = config.Hooks == null ? null : new HookState(config.Hooks);
-                IntPtr pool = IntPtr.Zero;
-                kv_hooks table = hooks == null ? default : hooks.Describe();
-                kv_pool_config nativeConfig = source.Config(hooks == null ? null : &table);
-                kv_model nativeModel = source.Model;
-                int status = NativeMethods.kv_pool_create(&nativeConfig, &nativeModel, &pool);
-                if (status < 0)
-                {
-                    hooks?.Free();
-                    KvrtException.Throw(status, hooks?.TakePending()?.SourceException);
-                }
-                handle.Adopt(pool, hooks);
+                Create(source);
             }
+        }
+
+        [MethodImpl(MethodImplOptions.NoInlining)] // compiled once the library is there
+        private void Create(NativeConfiguration source)
+        {
+            IntPtr pool = IntPtr.Zero;
+            kv_hooks table = hooks == null ? default : hooks.Describe();
+            kv_pool_config config = source.Config(hooks == null ? null : &table);
+            kv_model model = source.Model;
+            int status = NativeMethods.kv_pool_create(&config, &model, &pool);
+            if (status < 0)
+            {
+                hooks?.Free();
+                KvrtException.Throw(status, hooks?.TakePending()?.SourceException);
+            }
+            handle.Adopt(pool, hooks);
         }
 
         /// <summary>Ends the pool with all its sequences and steps, once no call is inside. Their
@@ -47,8 +54,6 @@ namespace Kvrt
             handle.Dispose();
             hooks?.TakePending()?.Throw();
         }
-
-        internal bool IsClosed => handle.IsClosed;
 
         /// <summary>What a pool of this configuration needs and holds, without creating
         /// it.</summary>
@@ -62,19 +67,26 @@ namespace Kvrt
             NativeLoader.Load();
             using (var source = new NativeConfiguration(config, model))
             {
-                kv_pool_config nativeConfig = source.Config(null);
-                kv_model nativeModel = source.Model;
-                kv_plan_report report = default;
-                report.struct_size = (uint)sizeof(kv_plan_report);
-                report.sequences = sequences;
-                report.tokens_per_sequence = tokensPerSequence;
-                int status = NativeMethods.kv_plan(&nativeConfig, &nativeModel, &report);
-                if (status < 0)
-                {
-                    KvrtException.Throw(status, null);
-                }
-                return new PlanReport(report);
+                return Plan(source, sequences, tokensPerSequence);
             }
+        }
+
+        [MethodImpl(MethodImplOptions.NoInlining)] // compiled once the library is there
+        private static PlanReport Plan(
+            NativeConfiguration source, ulong sequences, ulong tokensPerSequence)
+        {
+            kv_pool_config config = source.Config(null);
+            kv_model model = source.Model;
+            kv_plan_report report = default;
+            report.struct_size = (uint)sizeof(kv_plan_report);
+            report.sequences = sequences;
+            report.tokens_per_sequence = tokensPerSequence;
+            int status = NativeMethods.kv_plan(&config, &model, &report);
+            if (status < 0)
+            {
+                KvrtException.Throw(status, null);
+            }
+            return new PlanReport(report);
         }
 
         /// <summary>The counters of one moment.</summary>
@@ -200,7 +212,7 @@ namespace Kvrt
         /// <summary>The native pool, for the length of one call.</summary>
         internal PoolLease Enter()
         {
-            if (IsClosed)
+            if (handle.IsClosed)
             {
                 throw new ObjectDisposedException(nameof(Pool), "The pool is closed.");
             }

@@ -332,13 +332,17 @@ namespace Kvrt
         /// is disposed.</summary>
         public void Dispose()
         {
-            if (!IsOpen || pool.IsClosed)
+            if (!IsOpen)
             {
                 return;
             }
             try
             {
                 Cancel();
+            }
+            catch (ObjectDisposedException)
+            {
+                // The pool took it along, perhaps just now.
             }
             catch (KvrtArgumentException) when (slot.EndFailed)
             {
@@ -351,7 +355,8 @@ namespace Kvrt
         {
             if (pool == null)
             {
-                throw new InvalidOperationException("The step was never begun: use Pool.BeginStep.");
+                throw new InvalidOperationException(
+                    "The step was never begun: it comes from Pool.BeginStep.");
             }
             PoolLease lease = pool.Enter();
             if (slot.Number != number)
@@ -373,7 +378,7 @@ namespace Kvrt
 
         private static void CheckTokens(ReadOnlySpan<uint> counts, int length)
         {
-            ulong total = 0; // cannot overflow: a span has less than 2^31 elements of less than 2^32
+            ulong total = 0; // less than 2^31 elements of less than 2^32 do not overflow
             foreach (uint count in counts)
             {
                 total += count;

@@ -189,8 +189,8 @@ namespace Kvrt
         internal kv_tables Describe()
         {
             int items = Smallest(Smallest(int.MaxValue, LastPageLen.Length), KvLen.Length);
-            int bounds = Smallest(Smallest(Smallest(int.MaxValue, Indptr.Length), QueryStart.Length),
-                                  SlotIndptr.Length);
+            int bounds = Smallest(Smallest(int.MaxValue, Indptr.Length), QueryStart.Length);
+            bounds = Smallest(bounds, SlotIndptr.Length);
             kv_tables tables = default;
             unsafe
             {

@@ -9,7 +9,7 @@ use std::process::{exit, Command};
 const MINIMUM_VERSION: &str = "0.1.0";
 
 fn main() {
-    for name in ["KVRT_LIB_DIR", "PKG_CONFIG", "PKG_CONFIG_PATH", "PKG_CONFIG_SYSROOT_DIR"] {
+    for name in ["KVRT_LIB_DIR", "PKG_CONFIG", "PKG_CONFIG_PATH", "PKG_CONFIG_LIBDIR"] {
         println!("cargo:rerun-if-env-changed={name}");
     }
     println!("cargo:rerun-if-changed=build.rs");

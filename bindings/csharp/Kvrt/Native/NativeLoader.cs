@@ -8,7 +8,9 @@ using System.Text;
 
 namespace Kvrt.Native
 {
-    /// <summary>Loads the native library once, before the first call into it.</summary>
+    /// <summary>Loads the native library once, before the first call into it. The safe layer does
+    /// it by itself. Who calls <see cref="NativeMethods"/> does it in a method before: mono looks a
+    /// function up when it compiles a method that calls it, and does not look again.</summary>
     public static class NativeLoader
     {
         /// <summary>The environment variable that names the library's file. When it is set, nothing
@@ -46,7 +48,7 @@ namespace Kvrt.Native
             {
                 return new[] { path };
             }
-            string assembly = typeof(NativeLoader).Assembly.Location; // empty in a single-file program
+            string assembly = typeof(NativeLoader).Assembly.Location; // empty in one-file programs
             string folder = string.IsNullOrEmpty(assembly) ? AppContext.BaseDirectory
                                                            : Path.GetDirectoryName(assembly);
             return new[] { Path.Combine(folder, FileName), FileName };
@@ -56,8 +58,8 @@ namespace Kvrt.Native
         {
             return new DllNotFoundException(
                 "libkvrt was not found. Tried, in this order:" + attempts + "\nName its file in " +
-                PathVariable + ", put " + FileName + " beside Kvrt.dll, or tell the system's loader " +
-                "its folder (LD_LIBRARY_PATH, ldconfig).");
+                PathVariable + ", put " + FileName + " beside Kvrt.dll, or tell the system's " +
+                "loader its folder (LD_LIBRARY_PATH, ldconfig).");
         }
 
 #if NETCOREAPP3_0_OR_GREATER
@@ -91,8 +93,8 @@ namespace Kvrt.Native
             return name == NativeMethods.LibraryName ? library : IntPtr.Zero;
         }
 #else
-        // A runtime without resolvers asks the system's loader for the name that its map gives
-        // (Kvrt.dll.config under mono), and is handed the library that was opened before under it.
+        // mono has no resolvers, but a map: Kvrt.dll.config sends DllImport("kvrt") to the symbols
+        // of the whole process, which the library joins here.
         private const int Now = 2;
         private const int Global = 0x100;
 

@@ -472,5 +472,8 @@ macro_rules! initial_values {
 }
 
 initial_values! {
-    kv_struct_header kv_hooks kv_rope kv_layer kv_model kv_pool_config kv_seq_config kv_seq_info kv_seq_layer_info kv_append_info kv_reserve_report kv_step_report kv_tables kv_tensor kv_attend_options kv_policy kv_compress_options kv_compress_report kv_query_statistics kv_class_stats kv_pool_stats kv_plan_report kv_capabilities_report
+    kv_struct_header kv_hooks kv_rope kv_layer kv_model kv_pool_config kv_seq_config
+    kv_seq_info kv_seq_layer_info kv_append_info kv_reserve_report kv_step_report kv_tables
+    kv_tensor kv_attend_options kv_policy kv_compress_options kv_compress_report
+    kv_query_statistics kv_class_stats kv_pool_stats kv_plan_report kv_capabilities_report
 }

@@ -2,8 +2,8 @@
 //!
 //! The README's example in one breath: a [`Model`] of [`Layer`]s and a [`PoolConfig`] make a
 //! [`Pool`]; a [`Sequence`] is one request's cache; a [`Step`] is one forward pass over a batch of
-//! them, which writes keys and values and attends queries, both as [`Tensor`]s over the engine's own
-//! memory.
+//! them, which writes keys and values and attends queries, all as [`Tensor`]s over the engine's
+//! own memory.
 //!
 //! Errors are [`Error`]s with the library's message. A [`Pool`] belongs to one thread at a time, a
 //! [`SharedPool`] to all; [`Counters`] can be read from any thread. The C header, `kvrt.h`, is the

@@ -43,6 +43,13 @@ impl Policy {
         seed: u64,
     }
 
+    /// All switches at once, as `KV_POLICY_*` bits: for policies that are kept in a file.
+    #[must_use]
+    pub fn flag_bits(mut self, bits: u32) -> Self {
+        self.raw.0.flags = bits;
+        self
+    }
+
     flags! {
         /// Positions below prompt_tokens stay.
         protect_prompt = KV_POLICY_PROTECT_PROMPT,

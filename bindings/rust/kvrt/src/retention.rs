@@ -32,9 +32,9 @@ report! {
 }
 
 impl<T: Threading> PoolOf<T> {
-    /// Runs one round now, by the policy given or by the sequence's own. Inside an open step it runs
-    /// at the step's end. Errors: Invalid (no policy), Stale, Again (no blocks for the survivors of
-    /// shared ones; nothing has changed), Unsupported.
+    /// Runs one round now, by the policy given or by the sequence's own. Inside an open step it
+    /// runs at the step's end. Errors: Invalid (no policy), Stale, Again (no blocks for the
+    /// survivors of shared ones; nothing has changed), Unsupported.
     pub fn compress(&self, sequence: Sequence, policy: Option<&Policy>) -> Result<CompressReport> {
         let options = sys::kv_compress_options {
             policy: policy.map_or(null(), Policy::as_ptr),

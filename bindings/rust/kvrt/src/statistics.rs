@@ -55,8 +55,8 @@ impl QueryStatistics {
 }
 
 impl<T: Threading> PoolOf<T> {
-    /// Gives the pool a layer's statistics (copied); they serve every sequence whose policy does not
-    /// say `statistics_online`. Errors: Invalid.
+    /// Gives the pool a layer's statistics (copied); they serve every sequence whose policy does
+    /// not say `statistics_online`. Errors: Invalid.
     pub fn set_statistics(&self, statistics: &QueryStatistics) -> Result<()> {
         let mut raw = statistics.describe()?;
         raw.mean_real = statistics.mean_real.as_ptr().cast_mut();

@@ -135,9 +135,9 @@ impl<T: Threading> Step<'_, T> {
         self.pool.call(|_| body(self.raw.as_ptr()))
     }
 
-    /// Adds `count` tokens of a sequence: a prefill chunk, a decode token, or a token with drafts to
-    /// verify behind it. Rows follow in the order of the calls. Errors: Invalid (count 0, already in
-    /// a step, after reserve, not `count` ids), Stale, Limit.
+    /// Adds `count` tokens of a sequence: a prefill chunk, a decode token, or a token with drafts
+    /// to verify behind it. Rows follow in the order of the calls. Errors: Invalid (count 0,
+    /// already in a step, after reserve, not `count` ids), Stale, Limit.
     pub fn append(
         &self,
         sequence: Sequence,
@@ -281,8 +281,8 @@ impl<T: Threading> Step<'_, T> {
 
     /// Ends the step: accepted tokens become part of their sequences, the rest is rolled back,
     /// blocks behind windows return, policies that are due run. The step is gone afterwards, also
-    /// after an error. Errors: Invalid (not reserved, or a layer that stores was neither written nor
-    /// exported; the step is cancelled then).
+    /// after an error. Errors: Invalid (not reserved, or a layer that stores was neither written
+    /// nor exported; the step is cancelled then).
     pub fn end(self) -> Result<StepReport> {
         let step = ManuallyDrop::new(self);
         let mut raw = sys::kv_step_report::default();

@@ -257,9 +257,9 @@ impl Tables<'_> {
     pub fn block(&self, item: usize, index: usize) -> Result<&[u8]> {
         let id = self.block_id(item, index)?;
         let offset = i64::from(id) * self.raw.block_stride;
-        // SAFETY: the id comes from buffers that the library has filled and that are borrowed since,
-        // so it names a block of this step's, `block_bytes` long. The step is borrowed exclusively
-        // and nobody else writes to a block that one of its sequences reads.
+        // SAFETY: the id comes from buffers that the library has filled and that are borrowed
+        // since, so it names a block of this step's, `block_bytes` long. The step is borrowed
+        // exclusively, and nobody else writes to a block that one of its sequences reads.
         Ok(unsafe {
             let start = self.raw.base.cast::<u8>().offset(offset as isize);
             std::slice::from_raw_parts(start, self.block_bytes())
