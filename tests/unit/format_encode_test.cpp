@@ -204,7 +204,7 @@ TEST_CASE("the library describes its formats as the reference does") {
     CHECK(kvrt::find_format(KV_FORMAT_DEFAULT) == kvrt::find_format(KV_FORMAT_F16));
     CHECK(kvrt::find_format(14) == nullptr);
     CHECK(kvrt::find_format(0xffffffffu) == nullptr);
-    // formats.md's and llama.cpp's own numbers: bytes of a row of 128.
+    // Published sizes: bytes of a row of 128.
     CHECK(facts_of(KV_FORMAT_Q8_0).bytes(128) == 136);
     CHECK(facts_of(KV_FORMAT_Q4_0).bytes(128) == 72);
     CHECK(facts_of(KV_FORMAT_Q4_1).bytes(128) == 80);
@@ -269,8 +269,27 @@ TEST_CASE("rows of zeros come back as zeros") {
     });
 }
 
-TEST_CASE(
-    "NaN and infinity: NaN in their group or row; static fp8 keeps the one, bounds the other") {
+TEST_CASE("a number that no metadata reach is counted, and the nearest is kept") {
+    std::mt19937 random(45);
+    for_all_formats([&](const facts& format, uint32_t dim, float scale) {
+        // Scales per token, and powers of two, reach everything in f32.
+        const bool reaches =
+            format.meta == metadata::f32_scale || format.meta == metadata::e8m0_scale;
+        for (const float outlier : {1e30f, -1e30f}) {
+            std::vector<float> row = gauss_row(dim, random);
+            const uint32_t place = static_cast<uint32_t>(random()) % dim;
+            row[place] = outlier;
+            const encoded made = encode(format, row, scale);
+            CHECK(made.saturated == (reaches ? 0 : 1));
+            const float got = decode_here(format, made.record, dim, scale)[place];
+            CHECK(std::isfinite(got));
+            CHECK(std::signbit(got) == std::signbit(outlier));
+            if (reaches) CHECK(std::abs(got) > 0.7e30f);
+        }
+    });
+}
+
+TEST_CASE("NaN and infinity: NaN in its group or row; static fp8 keeps one, bounds the other") {
     std::mt19937 random(43);
     for_all_formats([&](const facts& format, uint32_t dim, float scale) {
         const double bound = (format.code == coding::e4m3 ? 448.0 : 57344.0) * double{scale};

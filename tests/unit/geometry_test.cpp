@@ -245,7 +245,7 @@ TEST_CASE("storage that does not fit its format or its heads is refused, by name
     static const float bad[][2] = {{1.0f, NAN}, {1.0f, INFINITY}, {1.0f, 0.0f}, {1.0f, -2.0f}};
     struct attack {
         status expected;
-        const char* words;
+        std::string words;
         uint32_t format;
         void (*change)(kv_storage&);
     };
@@ -274,8 +274,8 @@ TEST_CASE("storage that does not fit its format or its heads is refused, by name
          [](kv_storage& s) { s.flags = KV_STORAGE_ROTATE; }},
         {KV_UNSUPPORTED, "bf16 is not stored rotated", KV_FORMAT_BF16,
          [](kv_storage& s) { s.flags = KV_STORAGE_ROTATE; }},
-        {KV_INVALID, "flags", KV_FORMAT_Q8_0, [](kv_storage& s) { s.flags = 1u << 9; }},
-        {KV_INVALID, "reserved0", KV_FORMAT_Q8_0, [](kv_storage& s) { s.reserved0 = 1; }},
+        {KV_UNSUPPORTED, "flags", KV_FORMAT_Q8_0, [](kv_storage& s) { s.flags = 1u << 9; }},
+        {KV_UNSUPPORTED, "reserved0", KV_FORMAT_Q8_0, [](kv_storage& s) { s.reserved0 = 1; }},
         {KV_INVALID, "struct_size", KV_FORMAT_Q8_0, [](kv_storage& s) { s.struct_size = 3; }},
     };
     for (const attack& a : attacks) {
