@@ -2,6 +2,8 @@
 #include <doctest/doctest.h>
 
 #include <algorithm>
+#include <fstream>
+#include <sstream>
 
 #include "evaluate/configuration.hpp"
 #include "evaluate/options.hpp"
@@ -203,4 +205,46 @@ TEST_CASE("evaluate's options: refusals") {
     CHECK(rejects({"--formats", "f16,int5"}, "--formats: configuration 'int5'"));
     CHECK(rejects({"--formats", ""}, "--formats: configuration ''"));
     CHECK(rejects({"--report", ""}, "--report is empty"));
+}
+
+TEST_CASE("docs/formats.md: every format is there, with the bytes that the library takes") {
+    std::ifstream page(std::string(KVRT_TEST_DIR) + "/../docs/formats.md");
+    REQUIRE(page);
+    kv_capabilities_report can = KV_INIT(kv_capabilities_report);
+    REQUIRE(kv_capabilities(&can) == KV_OK);
+    std::uint64_t missing = can.formats;
+    for (std::string line; std::getline(page, line);) {
+        if (!line.starts_with("| `")) {
+            continue;
+        }
+        std::vector<std::string> cells;
+        std::istringstream parts(line);
+        for (std::string cell; std::getline(parts, cell, '|');) {
+            cells.push_back(cell);
+        }
+        REQUIRE(cells.size() == 6);
+        const std::string name = cells[1].substr(2, cells[1].size() - 4);
+        CAPTURE(name);
+        const configuration one = parsed(name);
+        for (const std::uint32_t dim : {64u, 128u}) {
+            kv_storage storage = KV_INIT(kv_storage);
+            storage.flags = one.storage.keys.flags;
+            kv_layer layer = KV_INIT(kv_layer);
+            layer.query_heads = layer.kv_heads = 1;
+            layer.key_dim = dim;
+            layer.key_format = one.storage.keys.format;
+            layer.key_storage = layer.value_storage = &storage;
+            kv_model model = KV_INIT(kv_model);
+            model.layers = &layer;
+            model.layer_count = 1;
+            kv_pool_config config = KV_INIT(kv_pool_config);
+            config.arena_bytes = 64u << 20;
+            kv_plan_report plan = KV_INIT(kv_plan_report);
+            REQUIRE(kv_plan(&config, &model, &plan) == KV_OK);
+            CHECK(std::stoul(cells[dim == 64 ? 3 : 4]) * 2 == plan.bytes_per_token);
+        }
+        missing &= ~(std::uint64_t{1} << one.storage.keys.format);
+    }
+    // Bit 0 is KV_FORMAT_DEFAULT.
+    CHECK((missing & ~std::uint64_t{1}) == 0);
 }

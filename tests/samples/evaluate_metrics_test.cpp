@@ -127,14 +127,7 @@ TEST_CASE("metrics: percentiles by the nearest rank") {
     CHECK(evaluate::percentile(values, 0) == 1);
     CHECK(evaluate::percentile(values, 0.5) == 50);
     CHECK(evaluate::percentile(values, 0.501) == 51);
-    // Shares whose product with a count is not exact in binary.
-    for (int count = 100; count <= 20000; count += 100) {
-        std::vector<double> many;
-        for (int i = 1; i <= count; ++i) {
-            many.push_back(i);
-        }
-        CHECK(evaluate::percentile(many, 0.99) == count / 100 * 99);
-    }
+    CHECK(evaluate::percentile(values, 0.07) == 7);  // 0.07 * 100 is more than 7 in binary
     CHECK(evaluate::percentile(std::vector<double>{7}, 0.99) == 7);
     CHECK(evaluate::percentile({}, 0.99) == 0);
 }
