@@ -89,6 +89,12 @@ namespace Kvrt
         /// <summary>How values are stored; default: as keys.</summary>
         public StorageFormat ValueFormat { get; set; }
 
+        /// <summary>What keys are stored with besides their format; null: nothing.</summary>
+        public Storage KeyStorage { get; set; }
+
+        /// <summary>What values are stored with besides their format; null: nothing.</summary>
+        public Storage ValueStorage { get; set; }
+
         /// <summary>An earlier layer whose cache this one attends over, storing nothing; null: this
         /// one stores.</summary>
         public uint? SharedLayer { get; set; }
@@ -115,6 +121,19 @@ namespace Kvrt
 
         /// <summary>How keys and queries were rotated; null: not, or not told.</summary>
         public Rope Rope { get; set; }
+    }
+
+    /// <summary>What the keys or the values of a layer are stored with, besides their
+    /// format.</summary>
+    public sealed class Storage
+    {
+        /// <summary>Static scales, finite and positive: one of the layer, or one per KV head. For
+        /// <see cref="StorageFormat.Float8E4M3"/>, <see cref="StorageFormat.Float8E5M2"/> and
+        /// <see cref="StorageFormat.NvFp4"/> only; null: none.</summary>
+        public float[] Scales { get; set; }
+
+        /// <summary>Switches.</summary>
+        public StorageOptions Options { get; set; }
     }
 
     /// <summary>How the engine rotated keys and queries. Needed by TriAttention alone.</summary>

@@ -69,7 +69,8 @@ namespace Kvrt
         Error = NativeConstants.KV_LOG_ERROR
     }
 
-    /// <summary>How keys and values are stored.</summary>
+    /// <summary>How keys and values are stored; <see cref="Capabilities"/> says which of these a
+    /// library has.</summary>
     public enum StorageFormat : uint
     {
         /// <summary>f16 for keys, the keys' format for values.</summary>
@@ -79,7 +80,47 @@ namespace Kvrt
         /// <summary>IEEE 754 half precision: magnitudes up to 65504.</summary>
         Float16 = NativeConstants.KV_FORMAT_F16,
         /// <summary>The upper half of a 32-bit float.</summary>
-        BFloat16 = NativeConstants.KV_FORMAT_BF16
+        BFloat16 = NativeConstants.KV_FORMAT_BF16,
+        /// <summary>8-bit floating point times a static scale: magnitudes up to 448 scales, larger
+        /// ones saturate and are counted. The scale must be given in <see cref="Storage"/>.
+        /// </summary>
+        Float8E4M3 = NativeConstants.KV_FORMAT_FP8_E4M3,
+        /// <summary>8-bit floating point times a static scale: magnitudes up to 57344 scales,
+        /// larger ones saturate and are counted. The scale must be given in <see cref="Storage"/>.
+        /// </summary>
+        Float8E5M2 = NativeConstants.KV_FORMAT_FP8_E5M2,
+        /// <summary>8-bit floating point (e4m3), a scale per token and head.</summary>
+        Float8Token = NativeConstants.KV_FORMAT_FP8_TOKEN,
+        /// <summary>8-bit integers, a scale per token and head.</summary>
+        Int8Token = NativeConstants.KV_FORMAT_INT8_TOKEN,
+        /// <summary>4-bit integers, a scale and a minimum per token and head.</summary>
+        Int4Token = NativeConstants.KV_FORMAT_INT4_TOKEN,
+        /// <summary>8-bit integers, a scale per 32 channels, as llama.cpp stores them.</summary>
+        Q8_0 = NativeConstants.KV_FORMAT_Q8_0,
+        /// <summary>4-bit integers, a scale per 32 channels, as llama.cpp stores them.</summary>
+        Q4_0 = NativeConstants.KV_FORMAT_Q4_0,
+        /// <summary>4-bit integers, a scale and a minimum per 32 channels, as llama.cpp stores
+        /// them.</summary>
+        Q4_1 = NativeConstants.KV_FORMAT_Q4_1,
+        /// <summary>4-bit floating point, an 8-bit scale per 16 channels, and a static scale.
+        /// </summary>
+        NvFp4 = NativeConstants.KV_FORMAT_NVFP4,
+        /// <summary>4-bit floating point, a power of two per 32 channels.</summary>
+        MxFp4 = NativeConstants.KV_FORMAT_MXFP4
+    }
+
+    /// <summary>Switches of <see cref="Storage"/>.</summary>
+    [Flags]
+    public enum StorageOptions : uint
+    {
+        /// <summary>None of them.</summary>
+        None = 0,
+        /// <summary>No static scales, and that is meant: 1.</summary>
+        ScaleOne = NativeConstants.KV_STORAGE_SCALE_ONE,
+        /// <summary>Store rows rotated by Hadamard's matrix, which spreads outliers; queries and
+        /// results are rotated to match. Not for <see cref="StorageFormat.Float32"/>,
+        /// <see cref="StorageFormat.Float16"/>, <see cref="StorageFormat.BFloat16"/>.</summary>
+        Rotate = NativeConstants.KV_STORAGE_ROTATE
     }
 
     /// <summary>The elements of a tensor that is handed over.</summary>

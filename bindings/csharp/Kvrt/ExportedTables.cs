@@ -5,7 +5,7 @@ using Kvrt.Native;
 namespace Kvrt
 {
     /// <summary>How many elements one layer's tables have, and how its blocks lie. Strides of
-    /// blocks are in bytes, those inside a block in elements; kvrt.h has the formula.</summary>
+    /// blocks are in bytes, those inside a block in words; kvrt.h has the formula.</summary>
     public readonly unsafe struct ExportedTables
     {
         private readonly kv_tables report;
@@ -60,38 +60,50 @@ namespace Kvrt
         /// <summary>Bytes from the block to its values.</summary>
         public long ValueOffset => report.value_offset;
 
-        /// <summary>Elements from one group of keys to the next.</summary>
+        /// <summary>Words from one group of keys to the next.</summary>
         public long KeyStrideGroup => report.key_stride_group;
 
-        /// <summary>Elements from one slot of keys to the next.</summary>
+        /// <summary>Words from one slot of keys to the next.</summary>
         public long KeyStrideSlot => report.key_stride_slot;
 
-        /// <summary>Elements from one head of keys to the next.</summary>
+        /// <summary>Words from one head of keys to the next.</summary>
         public long KeyStrideHead => report.key_stride_head;
 
-        /// <summary>Elements from one dimension of keys to the next.</summary>
+        /// <summary>Words from one word of a row of keys to the next.</summary>
         public long KeyStrideDim => report.key_stride_dim;
 
-        /// <summary>Elements from one group of values to the next.</summary>
+        /// <summary>Words from one group of values to the next.</summary>
         public long ValueStrideGroup => report.value_stride_group;
 
-        /// <summary>Elements from one slot of values to the next.</summary>
+        /// <summary>Words from one slot of values to the next.</summary>
         public long ValueStrideSlot => report.value_stride_slot;
 
-        /// <summary>Elements from one head of values to the next.</summary>
+        /// <summary>Words from one head of values to the next.</summary>
         public long ValueStrideHead => report.value_stride_head;
 
-        /// <summary>Elements from one dimension of values to the next.</summary>
+        /// <summary>Words from one word of a row of values to the next.</summary>
         public long ValueStrideDim => report.value_stride_dim;
 
-        /// <summary>Zero: the format has none.</summary>
+        /// <summary>[kv_heads] static ones; zero: the format has none.</summary>
         public IntPtr KeyScales => (IntPtr)report.key_scales;
 
-        /// <summary>Zero: the format has none.</summary>
+        /// <summary>[kv_heads] static ones; zero: the format has none.</summary>
         public IntPtr ValueScales => (IntPtr)report.value_scales;
 
         /// <summary>The step's number, for <see cref="Pool.PassFence"/>, also if it is cancelled.
         /// </summary>
         public ulong Fence => report.fence;
+
+        /// <summary>Words of a row of keys.</summary>
+        public uint KeyWords => report.key_words;
+
+        /// <summary>Words of a row of values.</summary>
+        public uint ValueWords => report.value_words;
+
+        /// <summary>Bytes of a word of keys: of an element, in plain formats.</summary>
+        public uint KeyWordBytes => report.key_word_bytes;
+
+        /// <summary>Bytes of a word of values: of an element, in plain formats.</summary>
+        public uint ValueWordBytes => report.value_word_bytes;
     }
 }

@@ -100,7 +100,27 @@ namespace Kvrt
             {
                 layer.rope = (kv_rope*)Pin(new[] { Describe(source.Rope, source.KeyDim, index) });
             }
+            layer.key_storage = Describe(source.KeyStorage);
+            layer.value_storage = Describe(source.ValueStorage);
             return layer;
+        }
+
+        /// <summary>The library compares the number of scales with the layer's heads.</summary>
+        private kv_storage* Describe(Storage source)
+        {
+            if (source == null)
+            {
+                return null;
+            }
+            kv_storage storage = default;
+            storage.struct_size = (uint)sizeof(kv_storage);
+            storage.flags = (uint)source.Options;
+            if (source.Scales != null)
+            {
+                storage.scales = (float*)Pin(source.Scales);
+                storage.scale_count = (uint)source.Scales.Length;
+            }
+            return (kv_storage*)Pin(new[] { storage });
         }
 
         private kv_rope Describe(Rope source, uint keyDim, int index)

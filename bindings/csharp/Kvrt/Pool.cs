@@ -11,8 +11,8 @@ namespace Kvrt
     /// <summary>The cache of one model on one device, with all its sequences and steps.</summary>
     /// <remarks>Threads: calls on one pool are made one at a time, by any thread; two at once give
     /// <see cref="Status.Invalid"/>. With <see cref="PoolOptions.ThreadSafe"/> a lock inside orders
-    /// them. <see cref="GetStats"/>, <see cref="GetClassStats"/> and <see cref="Dispose"/> are for
-    /// any thread at any time.</remarks>
+    /// them. <see cref="GetStats"/>, <see cref="GetClassStats"/>, <see cref="GetLayerStats"/>
+    /// and <see cref="Dispose"/> are for any thread at any time.</remarks>
     public sealed unsafe partial class Pool : IDisposable
     {
         private readonly PoolHandle handle = new PoolHandle();
@@ -126,6 +126,42 @@ namespace Kvrt
             }
             Finish(status);
             return new ClassStats(stats);
+        }
+
+        /// <summary>The counters of one layer; one that shares another's cache shows its owner's.
+        /// </summary>
+        public LayerStats GetLayerStats(uint layer)
+        {
+            kv_layer_stats stats = default;
+            stats.struct_size = (uint)sizeof(kv_layer_stats);
+            stats.layer = layer;
+            ReadLayerStats(&stats); // without arrays: kv_heads
+            var keys = new ulong[stats.kv_heads];
+            var values = new ulong[stats.kv_heads];
+            stats.head_capacity = stats.kv_heads;
+            fixed (ulong* saturatedKeys = keys)
+            fixed (ulong* saturatedValues = values)
+            {
+                stats.saturated_keys = saturatedKeys;
+                stats.saturated_values = saturatedValues;
+                ReadLayerStats(&stats);
+            }
+            return new LayerStats(keys, values);
+        }
+
+        private void ReadLayerStats(kv_layer_stats* stats)
+        {
+            int status;
+            PoolLease lease = Enter();
+            try
+            {
+                status = NativeMethods.kv_pool_get_layer_stats(lease.Pool, stats);
+            }
+            finally
+            {
+                lease.Release();
+            }
+            Finish(status);
         }
 
         /// <summary>With <see cref="PoolOptions.HostFences"/>: all steps with a fence up to this

@@ -1,4 +1,5 @@
 // What calls on pools tell: views of the structs that the library filled.
+using System.Collections.Generic;
 using Kvrt.Native;
 
 namespace Kvrt
@@ -141,6 +142,23 @@ namespace Kvrt
 
         /// <summary>Blocks being filled.</summary>
         public ulong Loading => report.loading;
+    }
+
+    /// <summary>Counters of one layer: elements written since the pool's creation that were beyond
+    /// the largest number of their format and scale, and were stored as that number.</summary>
+    public readonly struct LayerStats
+    {
+        internal LayerStats(ulong[] saturatedKeys, ulong[] saturatedValues)
+        {
+            SaturatedKeys = saturatedKeys;
+            SaturatedValues = saturatedValues;
+        }
+
+        /// <summary>[kv_heads]: elements of keys.</summary>
+        public IReadOnlyList<ulong> SaturatedKeys { get; }
+
+        /// <summary>[kv_heads]: elements of values.</summary>
+        public IReadOnlyList<ulong> SaturatedValues { get; }
     }
 
     /// <summary>What a configuration needs, and what it holds.</summary>

@@ -144,7 +144,8 @@ namespace Kvrt.Tests
             var families = new Dictionary<string, Type>
             {
                 { "KV_CATEGORY_", typeof(Category) }, { "KV_LOG_", typeof(LogLevel) },
-                { "KV_FORMAT_", typeof(StorageFormat) }, { "KV_ROPE_", typeof(RopeStyle) },
+                { "KV_FORMAT_", typeof(StorageFormat) },
+                { "KV_STORAGE_", typeof(StorageOptions) }, { "KV_ROPE_", typeof(RopeStyle) },
                 { "KV_DEVICE_", typeof(Device) }, { "KV_LAYOUT_", typeof(BlockLayout) },
                 { "KV_POOL_", typeof(PoolOptions) }, { "KV_DTYPE_", typeof(DataType) },
                 { "KV_ATTEND_", typeof(AttendOptions) }, { "KV_SCORER_", typeof(Scorer) },

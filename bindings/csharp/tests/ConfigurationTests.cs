@@ -88,6 +88,8 @@ namespace Kvrt.Tests
             layer.AlibiSlopes = Enumerable.Repeat(2.5f, (int)layer.QueryHeads).ToArray();
             layer.Rope.InverseFrequencies =
                 Enumerable.Repeat(3.5, (int)layer.Rope.Dimensions / 2).ToArray();
+            layer.KeyStorage = new Storage { Scales = new[] { 4.5f, 5.5f } };
+            layer.ValueStorage = new Storage { Options = StorageOptions.Rotate };
             var configuration = (IDisposable)Activator.CreateInstance(
                 Internal("NativeConfiguration"), config, new Model(new[] { layer, layer }));
             using (configuration)
@@ -118,6 +120,15 @@ namespace Kvrt.Tests
                 kv_rope rope = *native.rope;
                 Check.Equal((uint)sizeof(kv_rope), rope.struct_size, "struct_size of kv_rope");
                 Check.Equal(Numbers(layer.Rope), Compare(layer.Rope, rope, null), "of kv_rope");
+                kv_storage keys = *native.key_storage, values = *native.value_storage;
+                Check.Equal((uint)sizeof(kv_storage), keys.struct_size, "size of kv_storage");
+                Check.Equal((uint)sizeof(kv_storage), values.struct_size, "size of kv_storage");
+                Check.Equal(0u, keys.flags, "flags of keys");
+                Check.Equal(NativeConstants.KV_STORAGE_ROTATE, values.flags, "flags of values");
+                Check.Equal(2u, keys.scale_count, "scales of keys");
+                Check.Equal(5.5f, keys.scales[1], "last scale of keys");
+                Check.Equal(0u, values.scale_count, "scales of values");
+                Check.True(values.scales == null, "pointer to scales of values");
                 Check.Equal(3.5, rope.inverse_frequencies[rope.dimensions / 2 - 1], "frequencies");
             }
         }
@@ -144,7 +155,9 @@ namespace Kvrt.Tests
                     .GetValue(configuration);
                 Check.Equal(0u, model.layers[0].flags, "flags");
                 Check.True(model.layers[0].rope == null && model.layers[0].sink_logits == null &&
-                           model.layers[0].alibi_slopes == null, "pointers");
+                           model.layers[0].alibi_slopes == null &&
+                           model.layers[0].key_storage == null &&
+                           model.layers[0].value_storage == null, "pointers");
             }
         }
     }

@@ -53,6 +53,10 @@ namespace Kvrt.Tests
             Check.Equal(StorageFormat.Float32, tables.ValueFormat, "format of values");
             Check.Equal(16u, tables.BlockTokens, "block tokens");
             Check.Equal(IntPtr.Zero, tables.KeyScales, "scales");
+            Check.Equal(Engine.Dim, tables.KeyWords, "words of a row of keys");
+            Check.Equal(Engine.Dim, tables.ValueWords, "words of a row of values");
+            Check.Equal(4u, tables.KeyWordBytes, "bytes of a word of keys");
+            Check.Equal(4u, tables.ValueWordBytes, "bytes of a word of values");
             Check.Equal(3UL, tables.Fence, "fence: the third step");
             Check.SameElements(new[] { 0, 2, 5 }, indptr, "indptr");
             Check.SameElements(new[] { 0, 1, 3 }, queryStart, "query_start");

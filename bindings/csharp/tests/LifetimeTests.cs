@@ -19,8 +19,9 @@ namespace Kvrt.Tests
             pool.Dispose();
             Action[] uses =
             {
-                () => pool.GetStats(), () => pool.GetClassStats(0), () => pool.PassFence(1),
-                () => pool.Check(), () => pool.LoadStatistics("x"),
+                () => pool.GetStats(), () => pool.GetClassStats(0),
+                () => pool.GetLayerStats(0), () => pool.PassFence(1), () => pool.Check(),
+                () => pool.LoadStatistics("x"),
                 () => pool.SetStatistics(new QueryStatistics(0, 4, 16)),
                 () => pool.CreateSequence(), () => pool.ReleaseSequence(sequence),
                 () => pool.Fork(sequence), () => pool.Fork(sequence, new Sequence[2]),

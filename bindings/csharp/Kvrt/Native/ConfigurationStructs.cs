@@ -43,6 +43,17 @@ namespace Kvrt.Native
         public double* inverse_frequencies;
     }
 
+    /// <summary>What keys or values are stored with, besides their format.</summary>
+    [StructLayout(LayoutKind.Sequential)]
+    public unsafe struct kv_storage
+    {
+        public uint struct_size, flags;
+        public void* next;
+        public float* scales;
+        public uint scale_count;
+        public uint reserved0;
+    }
+
     /// <summary>One layer of a model.</summary>
     [StructLayout(LayoutKind.Sequential)]
     public unsafe struct kv_layer
@@ -64,6 +75,8 @@ namespace Kvrt.Native
         public float* sink_logits;
         public float* alibi_slopes;
         public kv_rope* rope;
+        public kv_storage* key_storage;
+        public kv_storage* value_storage;
     }
 
     /// <summary>The layers of a model.</summary>

@@ -44,6 +44,19 @@ namespace Kvrt.Native
         public const uint KV_FORMAT_F32 = 1;
         public const uint KV_FORMAT_F16 = 2;
         public const uint KV_FORMAT_BF16 = 3;
+        public const uint KV_FORMAT_FP8_E4M3 = 4;
+        public const uint KV_FORMAT_FP8_E5M2 = 5;
+        public const uint KV_FORMAT_FP8_TOKEN = 6;
+        public const uint KV_FORMAT_INT8_TOKEN = 7;
+        public const uint KV_FORMAT_INT4_TOKEN = 8;
+        public const uint KV_FORMAT_Q8_0 = 9;
+        public const uint KV_FORMAT_Q4_0 = 10;
+        public const uint KV_FORMAT_Q4_1 = 11;
+        public const uint KV_FORMAT_NVFP4 = 12;
+        public const uint KV_FORMAT_MXFP4 = 13;
+
+        public const uint KV_STORAGE_SCALE_ONE = 1u << 0;
+        public const uint KV_STORAGE_ROTATE = 1u << 1;
 
         public const uint KV_ROPE_NONE = 0;
         public const uint KV_ROPE_HALF = 1;

@@ -147,6 +147,9 @@ namespace Kvrt.Native
             IntPtr pool, uint class_index, kv_class_stats* out_stats);
 
         [DllImport(LibraryName, CallingConvention = Cdecl)]
+        public static extern int kv_pool_get_layer_stats(IntPtr pool, kv_layer_stats* stats);
+
+        [DllImport(LibraryName, CallingConvention = Cdecl)]
         public static extern int kv_plan(
             kv_pool_config* config, kv_model* model, kv_plan_report* report);
 

@@ -119,6 +119,8 @@ namespace Kvrt.Native
         public float* key_scales;
         public float* value_scales;
         public ulong fence;
+        public uint key_words, value_words;
+        public uint key_word_bytes, value_word_bytes;
     }
 
     /// <summary>What a round of compaction brought.</summary>
@@ -171,6 +173,20 @@ namespace Kvrt.Native
         public ulong host_allocations;
         public uint sequences, open_steps, classes, reserved0;
         public ulong metadata_bytes;
+    }
+
+    /// <summary>Buffers of the caller for counters of one layer.</summary>
+    [StructLayout(LayoutKind.Sequential)]
+    public unsafe struct kv_layer_stats
+    {
+        public uint struct_size, flags;
+        public void* next;
+        public uint layer;
+        public uint head_capacity;
+        public uint kv_heads;
+        public uint reserved0;
+        public ulong* saturated_keys;
+        public ulong* saturated_values;
     }
 
     /// <summary>What a configuration needs and holds.</summary>
