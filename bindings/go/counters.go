@@ -154,6 +154,36 @@ func classStatsOf(from *C.kv_class_stats) ClassStats {
 	}
 }
 
+// LayerStats counts, per KV head, the elements written to a layer since the pool's creation that
+// were beyond the largest number of their format and scale, and were stored as that number. Static
+// fp8 is where it happens: a layer whose counts grow needs other scales, or a format that scales
+// each token.
+type LayerStats struct {
+	SaturatedKeys   []uint64 // [KVHeads]
+	SaturatedValues []uint64 // [KVHeads]
+}
+
+// LayerStats may be called by any goroutine at any time. A layer that shares another's cache shows
+// its owner's.
+func (p *Pool) LayerStats(layer uint32) (LayerStats, error) {
+	if err := p.stay(); err != nil {
+		return LayerStats{}, err
+	}
+	defer p.quit()
+	read := C.kvgo_pool_get_layer_stats(p.handle, C.uint32_t(layer), 0, nil, nil)
+	if err := failure(read.result); err != nil {
+		return LayerStats{}, err
+	}
+	heads := read.kv_heads
+	stats := LayerStats{make([]uint64, heads), make([]uint64, heads)}
+	read = C.kvgo_pool_get_layer_stats(p.handle, C.uint32_t(layer), heads,
+		(*C.uint64_t)(&stats.SaturatedKeys[0]), (*C.uint64_t)(&stats.SaturatedValues[0]))
+	if err := failure(read.result); err != nil {
+		return LayerStats{}, err
+	}
+	return stats, nil
+}
+
 // Plan is what a pool would need and hold.
 type Plan struct {
 	Sequences         uint64 // as asked

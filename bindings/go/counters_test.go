@@ -90,7 +90,7 @@ func TestCapabilitiesAndVersion(t *testing.T) {
 	got, err := GetCapabilities()
 	must(t, err)
 	for name, fine := range map[string]bool{
-		"formats":    got.Formats == 1<<FormatF32|1<<FormatF16|1<<FormatBF16,
+		"formats":    got.Formats == 1<<(FormatMXFP4+1)-1<<FormatF32, // all but the default
 		"devices":    got.Devices == 1<<DeviceCPU,
 		"layouts":    got.Layouts == 1<<LayoutNative|1<<LayoutHND|1<<LayoutNHD,
 		"scorers":    got.Scorers>>ScorerRandom&1 == 1,
@@ -121,6 +121,27 @@ func TestWrongPools(t *testing.T) {
 			ErrUnsupported, "key_dim"},
 		"format": {func(_ *Config, m *Model) { m.Layers[0].KeyFormat = 99 },
 			ErrUnsupported, "key_format"},
+		"fp8 without scales": {func(_ *Config, m *Model) {
+			m.Layers[0].KeyFormat = FormatFP8E4M3
+		}, ErrInvalid, "needs static scales"},
+		"count of scales": {func(_ *Config, m *Model) {
+			m.Layers[0].KeyFormat = FormatFP8E5M2
+			m.Layers[0].KeyStorage = &Storage{Scales: make([]float32, 3)}
+		}, ErrInvalid, "scale_count"},
+		"scale": {func(_ *Config, m *Model) {
+			m.Layers[0].ValueFormat = FormatFP8E4M3
+			m.Layers[0].ValueStorage = &Storage{Scales: []float32{1, -1}}
+		}, ErrInvalid, "value_storage: scales[1]"},
+		"scale one and another": {func(_ *Config, m *Model) {
+			m.Layers[0].KeyFormat = FormatFP8E4M3
+			m.Layers[0].KeyStorage = &Storage{StorageScaleOne, []float32{2}}
+		}, ErrInvalid, "SCALE_ONE"},
+		"storage flags": {func(_ *Config, m *Model) {
+			m.Layers[0].KeyStorage = &Storage{Flags: 1 << 9}
+		}, ErrUnsupported, "flags"},
+		"rotated f16": {func(_ *Config, m *Model) {
+			m.Layers[0].KeyStorage = &Storage{Flags: StorageRotate}
+		}, ErrUnsupported, "rotated"},
 		"layer flags": {func(_ *Config, m *Model) { m.Layers[0].Flags = 1 << 9 },
 			ErrUnsupported, "flags"},
 		"shared": {func(_ *Config, m *Model) {

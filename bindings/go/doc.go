@@ -20,10 +20,10 @@
 // # Threads
 //
 // Calls on one pool are made one at a time, by any goroutine: two at once give ErrInvalid. A pool
-// with PoolThreadSafe makes them wait for each other. Stats and ClassStats may be called by anyone
-// at any time. Close is safe at any time too: the native pool goes when the last call inside has
-// returned. A call into the library holds its OS thread until it returns; one layer of a step is
-// one such call.
+// with PoolThreadSafe makes them wait for each other. Stats, ClassStats and LayerStats may be
+// called by anyone at any time. Close is safe at any time too: the native pool goes when the last
+// call inside has returned. A call into the library holds its OS thread until it returns; one layer
+// of a step is one such call.
 //
 // # Errors
 //

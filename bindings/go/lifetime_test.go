@@ -73,6 +73,7 @@ func poolCalls(pool *Pool, sequence Sequence) map[string]error {
 	calls["LoadStatistics"] = pool.LoadStatistics("nowhere")
 	_, calls["Stats"] = pool.Stats()
 	_, calls["ClassStats"] = pool.ClassStats(0)
+	_, calls["LayerStats"] = pool.LayerStats(0)
 	return calls
 }
 
@@ -115,8 +116,10 @@ func TestASecondCallerIsRefused(t *testing.T) {
 	calls := poolCalls(pool, sequence)
 	must(t, calls["Stats"])
 	must(t, calls["ClassStats"])
+	must(t, calls["LayerStats"])
 	delete(calls, "Stats")
 	delete(calls, "ClassStats")
+	delete(calls, "LayerStats")
 	for name, err := range stepCalls(step, sequence) {
 		calls["step."+name] = err
 	}

@@ -139,7 +139,8 @@ func TestArgumentsKeepTheirPlaces(t *testing.T) {
 	sameFields(t, reflect.ValueOf(rope), reflect.ValueOf(memory.rope(&rope)).Elem(),
 		"flags")
 
-	layer := Layer{}
+	layer := Layer{KeyStorage: &Storage{StorageScaleOne, []float32{2, 3}},
+		ValueStorage: &Storage{StorageRotate, []float32{4}}}
 	distinct(reflect.ValueOf(&layer).Elem())
 	model, err := memory.model(Model{Layers: []Layer{{}, layer}})
 	must(t, err)
@@ -148,6 +149,13 @@ func TestArgumentsKeepTheirPlaces(t *testing.T) {
 	}
 	second := unsafe.Slice(model.layers, 2)[1]
 	sameFields(t, reflect.ValueOf(layer), reflect.ValueOf(second))
+	keys, values := second.key_storage, second.value_storage
+	sameFields(t, reflect.ValueOf(*layer.KeyStorage), reflect.ValueOf(*keys), "scale_count")
+	sameFields(t, reflect.ValueOf(*layer.ValueStorage), reflect.ValueOf(*values), "scale_count")
+	if keys.scale_count != 2 || values.scale_count != 1 || *values.scales != 4 ||
+		unsafe.Slice(keys.scales, 2)[0] != 2 || unsafe.Slice(keys.scales, 2)[1] != 3 {
+		t.Errorf("scales: %+v, %+v", keys, values)
+	}
 
 	statistics := QueryStatistics{Layer: 1, QueryHeads: 2, Bands: 3, Tokens: 4,
 		MeanReal: make([]float32, 6), MeanImaginary: make([]float32, 6),

@@ -10,17 +10,6 @@ import (
 	"unsafe"
 )
 
-// Format is how keys or values are stored.
-type Format uint32
-
-// The formats of kvrt.h. FormatDefault is f16.
-const (
-	FormatDefault Format = C.KV_FORMAT_DEFAULT
-	FormatF32     Format = C.KV_FORMAT_F32
-	FormatF16     Format = C.KV_FORMAT_F16
-	FormatBF16    Format = C.KV_FORMAT_BF16
-)
-
 // RopeStyle is which dimensions a rotation pairs.
 type RopeStyle uint32
 
@@ -64,6 +53,8 @@ type Layer struct {
 	SinkLogits   []float32 // [QueryHeads], or nil: a logit that only joins the denominator
 	AlibiSlopes  []float32 // [QueryHeads], or nil
 	Rope         *Rope     // nil: not rotated, or not told
+	KeyStorage   *Storage  // nil: the format needs nothing more
+	ValueStorage *Storage  // nil: the format needs nothing more
 }
 
 // Model is the layers of a model, 1 to 1024.
@@ -163,6 +154,12 @@ func (l *Layer) checkArrays(index int) error {
 		return invalid("layer %d: AlibiSlopes has %d elements, QueryHeads is %d", index, n,
 			l.QueryHeads)
 	}
+	if err := l.KeyStorage.check(index, "KeyStorage"); err != nil {
+		return err
+	}
+	if err := l.ValueStorage.check(index, "ValueStorage"); err != nil {
+		return err
+	}
 	if l.Rope == nil || len(l.Rope.InverseFrequencies) == 0 {
 		return nil
 	}
@@ -230,6 +227,8 @@ func (t *transfer) layer(layer *Layer, out *C.kv_layer) {
 	out.sink_logits = t.floats(layer.SinkLogits)
 	out.alibi_slopes = t.floats(layer.AlibiSlopes)
 	out.rope = t.rope(layer.Rope)
+	out.key_storage = t.storage(layer.KeyStorage)
+	out.value_storage = t.storage(layer.ValueStorage)
 }
 
 func (t *transfer) config(config Config) *C.kv_pool_config {

@@ -11,6 +11,7 @@ func rawStructs() map[string]any {
 		"kv_struct_header":       C.kv_struct_header{},
 		"kv_hooks":               C.kv_hooks{},
 		"kv_rope":                C.kv_rope{},
+		"kv_storage":             C.kv_storage{},
 		"kv_layer":               C.kv_layer{},
 		"kv_model":               C.kv_model{},
 		"kv_pool_config":         C.kv_pool_config{},
@@ -29,6 +30,7 @@ func rawStructs() map[string]any {
 		"kv_query_statistics":    C.kv_query_statistics{},
 		"kv_class_stats":         C.kv_class_stats{},
 		"kv_pool_stats":          C.kv_pool_stats{},
+		"kv_layer_stats":         C.kv_layer_stats{},
 		"kv_plan_report":         C.kv_plan_report{},
 		"kv_capabilities_report": C.kv_capabilities_report{},
 	}

@@ -275,6 +275,19 @@ kvgo_class_stats kvgo_pool_get_class_stats(uintptr_t pool, uint32_t class_index)
     return out;
 }
 
+kvgo_heads kvgo_pool_get_layer_stats(uintptr_t pool, uint32_t layer, uint32_t head_capacity,
+                                     uint64_t* saturated_keys, uint64_t* saturated_values) {
+    kv_layer_stats stats = KV_INIT(kv_layer_stats);
+    stats.layer = layer;
+    stats.head_capacity = head_capacity;
+    stats.saturated_keys = saturated_keys;
+    stats.saturated_values = saturated_values;
+    kvgo_heads out = {{KV_OK, NULL}, 0};
+    out.result = finish(kv_pool_get_layer_stats(pool_of(pool), &stats));
+    out.kv_heads = stats.kv_heads;
+    return out;
+}
+
 kvgo_plan_report kvgo_plan(const kv_pool_config* config, const kv_model* model, uint64_t sequences,
                            uint64_t tokens_per_sequence) {
     kvgo_plan_report out = {{KV_OK, NULL}, KV_INIT(kv_plan_report)};

@@ -173,6 +173,11 @@ typedef struct kvgo_class_stats {
     kv_class_stats stats;
 } kvgo_class_stats;
 
+typedef struct kvgo_heads {
+    kvgo_result result;
+    uint32_t kv_heads;
+} kvgo_heads;
+
 typedef struct kvgo_plan_report {
     kvgo_result result;
     kv_plan_report report;
@@ -185,6 +190,9 @@ typedef struct kvgo_capabilities_report {
 
 kvgo_pool_stats kvgo_pool_get_stats(uintptr_t pool);
 kvgo_class_stats kvgo_pool_get_class_stats(uintptr_t pool, uint32_t class_index);
+/* The counts are [head_capacity] or NULL: without them it says how many heads there are. */
+kvgo_heads kvgo_pool_get_layer_stats(uintptr_t pool, uint32_t layer, uint32_t head_capacity,
+                                     uint64_t* saturated_keys, uint64_t* saturated_values);
 kvgo_plan_report kvgo_plan(const kv_pool_config* config, const kv_model* model, uint64_t sequences,
                            uint64_t tokens_per_sequence);
 kvgo_capabilities_report kvgo_capabilities(void);

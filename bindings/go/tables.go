@@ -26,13 +26,14 @@ type TableBuffers struct {
 	SlotIndptr       []int32 // [items + 1]: sums of KVLen
 }
 
-// Tables are the sizes of what was exported, and where elements lie in a block: of the keys
+// Tables are the sizes of what was exported, and where words lie in a block: of the keys,
 //
-//	KeyOffset + element size * (slot / SlotGroup * KeyStrideGroup + slot % SlotGroup *
-//	    KeyStrideSlot + head * KeyStrideHead + dim * KeyStrideDim)
+//	KeyOffset + KeyWordBytes * (slot / SlotGroup * KeyStrideGroup + slot % SlotGroup *
+//	    KeyStrideSlot + head * KeyStrideHead + word * KeyStrideDim)
 //
-// bytes from the block's beginning, of the values likewise. When a buffer is too small (ErrLimit)
-// the sizes are those that are needed.
+// bytes from the block's beginning lies one of a row's KeyWords; of the values likewise. In f32,
+// f16 and bf16 a word is an element. When a buffer is too small (ErrLimit) the sizes are those that
+// are needed.
 type Tables struct {
 	IndicesCount       uint64
 	SlotPositionsCount uint64
@@ -48,7 +49,7 @@ type Tables struct {
 	BlockBytes         int64
 	KeyOffset          int64 // bytes
 	ValueOffset        int64
-	KeyStrideGroup     int64 // strides in elements
+	KeyStrideGroup     int64 // strides in words
 	KeyStrideSlot      int64
 	KeyStrideHead      int64
 	KeyStrideDim       int64
@@ -57,6 +58,10 @@ type Tables struct {
 	ValueStrideHead    int64
 	ValueStrideDim     int64
 	Fence              uint64 // the step's number, for Pool.PassFence, also if it is cancelled
+	KeyWords           uint32 // of a row
+	ValueWords         uint32
+	KeyWordBytes       uint32 // of a word
+	ValueWordBytes     uint32
 }
 
 // BlockMemory is the memory that exported ids address, lent for the length of a callback: the pool
@@ -86,7 +91,7 @@ func (m *BlockMemory) Block(id int32) ([]byte, error) {
 // Base is the address of id 0, for kernels in C; nil once the callback has returned.
 func (m *BlockMemory) Base() unsafe.Pointer { return m.lent(m.base) }
 
-// Scales are the arrays of float that a format with scales has; nil: it has none.
+// Scales are the static scales, arrays of [KVHeads] floats; nil: the format has none.
 func (m *BlockMemory) Scales() (keys, values unsafe.Pointer) {
 	return m.lent(m.keyScales), m.lent(m.valueScales)
 }
@@ -203,5 +208,9 @@ func tablesOf(from *C.kv_tables) Tables {
 		ValueStrideHead:    int64(from.value_stride_head),
 		ValueStrideDim:     int64(from.value_stride_dim),
 		Fence:              uint64(from.fence),
+		KeyWords:           uint32(from.key_words),
+		ValueWords:         uint32(from.value_words),
+		KeyWordBytes:       uint32(from.key_word_bytes),
+		ValueWordBytes:     uint32(from.value_word_bytes),
 	}
 }

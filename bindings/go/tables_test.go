@@ -72,7 +72,9 @@ func testExport(t *testing.T, layout Layout) {
 		tables.IndicesCount != 5 || tables.SlotPositionsCount != kvHeads*55 ||
 		tables.Layout != layout || tables.KeyFormat != FormatF32 ||
 		tables.ValueFormat != FormatF32 || tables.BlockTokens != 16 ||
-		tables.BlockBytes != 16*kvHeads*(keyDim+valueDim)*4 || tables.Fence == 0 {
+		tables.BlockBytes != 16*kvHeads*(keyDim+valueDim)*4 || tables.Fence == 0 ||
+		tables.KeyWords != keyDim || tables.ValueWords != valueDim ||
+		tables.KeyWordBytes != 4 || tables.ValueWordBytes != 4 {
 		t.Errorf("%+v", tables)
 	}
 	same := func(name string, got, want any) {

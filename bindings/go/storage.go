@@ -1,0 +1,71 @@
+// How keys and values are stored: formats, and what some of them want besides.
+
+package kvrt
+
+// #include "shims.h"
+import "C"
+
+import (
+	"math"
+	"unsafe"
+)
+
+// Format is how keys or values are stored. GetCapabilities says which of them the library has, and
+// docs/formats.md what each costs and loses.
+type Format uint32
+
+// The formats of kvrt.h. FormatDefault is f16.
+const (
+	FormatDefault   Format = C.KV_FORMAT_DEFAULT
+	FormatF32       Format = C.KV_FORMAT_F32
+	FormatF16       Format = C.KV_FORMAT_F16
+	FormatBF16      Format = C.KV_FORMAT_BF16
+	FormatFP8E4M3   Format = C.KV_FORMAT_FP8_E4M3 // times static scales, which Storage must name
+	FormatFP8E5M2   Format = C.KV_FORMAT_FP8_E5M2 // the same, less precise and with more range
+	FormatFP8Token  Format = C.KV_FORMAT_FP8_TOKEN
+	FormatInt8Token Format = C.KV_FORMAT_INT8_TOKEN
+	FormatInt4Token Format = C.KV_FORMAT_INT4_TOKEN
+	FormatQ8_0      Format = C.KV_FORMAT_Q8_0
+	FormatQ4_0      Format = C.KV_FORMAT_Q4_0
+	FormatQ4_1      Format = C.KV_FORMAT_Q4_1
+	FormatNVFP4     Format = C.KV_FORMAT_NVFP4
+	FormatMXFP4     Format = C.KV_FORMAT_MXFP4
+)
+
+// StorageFlags are the KV_STORAGE_* of kvrt.h.
+type StorageFlags uint32
+
+// The flags of a Storage.
+const (
+	StorageScaleOne StorageFlags = C.KV_STORAGE_SCALE_ONE // no static scales, and that is meant: 1
+	// StorageRotate stores rows rotated by Hadamard's matrix, which spreads outliers; queries and
+	// outputs are rotated to match. Not for f32, f16, bf16.
+	StorageRotate StorageFlags = C.KV_STORAGE_ROTATE
+)
+
+// Storage is what the keys or the values of a layer are stored with besides their format. Scales
+// matter for FormatFP8E4M3, FormatFP8E5M2 and FormatNVFP4 alone.
+type Storage struct {
+	Flags  StorageFlags
+	Scales []float32 // one of the layer, or [KVHeads]; finite and positive, copied
+}
+
+// check refuses what does not fit into a kv_storage.
+func (s *Storage) check(layer int, name string) error {
+	if s != nil && uint64(len(s.Scales)) > math.MaxUint32 {
+		return invalid("layer %d: %s has %d scales", layer, name, len(s.Scales))
+	}
+	return nil
+}
+
+func (t *transfer) storage(storage *Storage) *C.kv_storage {
+	if storage == nil {
+		return nil
+	}
+	out := (*C.kv_storage)(t.take(C.sizeof_kv_storage))
+	C.kv_struct_init(unsafe.Pointer(out), C.sizeof_kv_storage)
+	out.flags = C.uint32_t(storage.Flags)
+	out.scales = t.floats(storage.Scales)
+	out.scale_count = C.uint32_t(len(storage.Scales))
+	return out
+}
