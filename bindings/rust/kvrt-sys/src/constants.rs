@@ -38,6 +38,19 @@ pub const KV_FORMAT_DEFAULT: u32 = 0;
 pub const KV_FORMAT_F32: u32 = 1;
 pub const KV_FORMAT_F16: u32 = 2;
 pub const KV_FORMAT_BF16: u32 = 3;
+pub const KV_FORMAT_FP8_E4M3: u32 = 4;
+pub const KV_FORMAT_FP8_E5M2: u32 = 5;
+pub const KV_FORMAT_FP8_TOKEN: u32 = 6;
+pub const KV_FORMAT_INT8_TOKEN: u32 = 7;
+pub const KV_FORMAT_INT4_TOKEN: u32 = 8;
+pub const KV_FORMAT_Q8_0: u32 = 9;
+pub const KV_FORMAT_Q4_0: u32 = 10;
+pub const KV_FORMAT_Q4_1: u32 = 11;
+pub const KV_FORMAT_NVFP4: u32 = 12;
+pub const KV_FORMAT_MXFP4: u32 = 13;
+
+pub const KV_STORAGE_SCALE_ONE: u32 = 1;
+pub const KV_STORAGE_ROTATE: u32 = 2;
 
 pub const KV_ROPE_NONE: u32 = 0;
 pub const KV_ROPE_HALF: u32 = 1;

@@ -145,6 +145,7 @@ extern "C" {
         class_index: u32,
         out_stats: *mut kv_class_stats,
     ) -> kv_status;
+    pub fn kv_pool_get_layer_stats(pool: *mut kv_pool, stats: *mut kv_layer_stats) -> kv_status;
     pub fn kv_plan(
         config: *const kv_pool_config,
         model: *const kv_model,

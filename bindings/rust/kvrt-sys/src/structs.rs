@@ -61,6 +61,18 @@ pub struct kv_hooks {
     pub parallel_for: Option<kv_parallel_for_hook>,
 }
 
+/// Section 4: what keys or values are stored with, besides their format.
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+pub struct kv_storage {
+    pub struct_size: u32,
+    pub flags: u32,
+    pub next: *const c_void,
+    pub scales: *const f32,
+    pub scale_count: u32,
+    pub reserved0: u32,
+}
+
 /// Section 4: how the engine rotates keys and queries.
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
@@ -97,6 +109,8 @@ pub struct kv_layer {
     pub sink_logits: *const f32,
     pub alibi_slopes: *const f32,
     pub rope: *const kv_rope,
+    pub key_storage: *const kv_storage,
+    pub value_storage: *const kv_storage,
 }
 
 /// Section 4: the layers.
@@ -264,6 +278,10 @@ pub struct kv_tables {
     pub key_scales: *const f32,
     pub value_scales: *const f32,
     pub fence: u64,
+    pub key_words: u32,
+    pub value_words: u32,
+    pub key_word_bytes: u32,
+    pub value_word_bytes: u32,
 }
 
 /// Section 9: `[rows, heads, dim]` in the caller's memory.
@@ -421,6 +439,21 @@ pub struct kv_pool_stats {
     pub metadata_bytes: u64,
 }
 
+/// Section 12: counters of one layer, by KV head.
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+pub struct kv_layer_stats {
+    pub struct_size: u32,
+    pub flags: u32,
+    pub next: *const c_void,
+    pub layer: u32,
+    pub head_capacity: u32,
+    pub kv_heads: u32,
+    pub reserved0: u32,
+    pub saturated_keys: *mut u64,
+    pub saturated_values: *mut u64,
+}
+
 /// Section 12: what a pool would hold.
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
@@ -472,8 +505,9 @@ macro_rules! initial_values {
 }
 
 initial_values! {
-    kv_struct_header kv_hooks kv_rope kv_layer kv_model kv_pool_config kv_seq_config
+    kv_struct_header kv_hooks kv_storage kv_rope kv_layer kv_model kv_pool_config kv_seq_config
     kv_seq_info kv_seq_layer_info kv_append_info kv_reserve_report kv_step_report kv_tables
     kv_tensor kv_attend_options kv_policy kv_compress_options kv_compress_report
-    kv_query_statistics kv_class_stats kv_pool_stats kv_plan_report kv_capabilities_report
+    kv_query_statistics kv_class_stats kv_pool_stats kv_layer_stats kv_plan_report
+    kv_capabilities_report
 }

@@ -71,9 +71,11 @@ fn structs_lie_as_the_c_compiler_lays_them() {
             }
         kv_rope { struct_size, flags, next, style, dimensions, theta, attention_factor,
             inverse_frequencies }
+        kv_storage { struct_size, flags, next, scales, scale_count, reserved0 }
         kv_layer { struct_size, flags, next, query_heads, kv_heads, key_dim, value_dim,
             key_format, value_format, shared_layer, window, window_sinks, reserved0,
-            softmax_scale, logit_softcap, sink_logits, alibi_slopes, rope }
+            softmax_scale, logit_softcap, sink_logits, alibi_slopes, rope, key_storage,
+            value_storage }
         kv_model { struct_size, flags, next, layers, layer_count, reserved0 }
         kv_pool_config { struct_size, flags, next, arena_bytes, device, layout,
             block_tokens, max_sequences, max_tokens_per_sequence, max_step_sequences,
@@ -97,7 +99,8 @@ fn structs_lie_as_the_c_compiler_lays_them() {
             block_tokens, slot_group, base, block_stride, block_bytes, key_offset,
             value_offset, key_stride_group, key_stride_slot, key_stride_head,
             key_stride_dim, value_stride_group, value_stride_slot, value_stride_head,
-            value_stride_dim, key_scales, value_scales, fence }
+            value_stride_dim, key_scales, value_scales, fence, key_words, value_words,
+            key_word_bytes, value_word_bytes }
         kv_tensor { struct_size, flags, next, data, dtype, reserved0, rows, heads, dim,
             row_stride, head_stride, dim_stride }
         kv_attend_options { struct_size, flags, next, log_sum_exp }
@@ -118,6 +121,8 @@ fn structs_lie_as_the_c_compiler_lays_them() {
             compactions, compactions_skipped, slabs_given_back, steps_ended,
             steps_cancelled, tokens_accepted, host_allocations, sequences, open_steps,
             classes, reserved0, metadata_bytes }
+        kv_layer_stats { struct_size, flags, next, layer, head_capacity, kv_heads, reserved0,
+            saturated_keys, saturated_values }
         kv_plan_report { struct_size, flags, next, sequences, tokens_per_sequence,
             bytes_per_token, bytes_per_sequence, arena_bytes_needed, sequences_that_fit,
             tokens_that_fit, metadata_bytes }
@@ -137,7 +142,9 @@ fn constants_have_the_values_of_the_header() {
         KV_CATEGORY_ARGUMENT KV_CATEGORY_STATE KV_CATEGORY_CAPACITY KV_CATEGORY_DEVICE
         KV_CATEGORY_IO KV_CATEGORY_INTERNAL KV_LOG_DEBUG KV_LOG_INFO KV_LOG_WARNING
         KV_LOG_ERROR KV_FORMAT_DEFAULT KV_FORMAT_F32 KV_FORMAT_F16 KV_FORMAT_BF16
-        KV_ROPE_NONE KV_ROPE_HALF KV_ROPE_INTERLEAVED KV_LAYER_SHARED KV_DEVICE_DEFAULT
+        KV_FORMAT_FP8_E4M3 KV_FORMAT_FP8_E5M2 KV_FORMAT_FP8_TOKEN KV_FORMAT_INT8_TOKEN
+        KV_FORMAT_INT4_TOKEN KV_FORMAT_Q8_0 KV_FORMAT_Q4_0 KV_FORMAT_Q4_1 KV_FORMAT_NVFP4
+        KV_FORMAT_MXFP4 KV_STORAGE_SCALE_ONE KV_STORAGE_ROTATE KV_ROPE_NONE KV_ROPE_HALF KV_ROPE_INTERLEAVED KV_LAYER_SHARED KV_DEVICE_DEFAULT
         KV_DEVICE_CPU KV_DEVICE_CUDA KV_LAYOUT_NATIVE KV_LAYOUT_HND KV_LAYOUT_NHD
         KV_POOL_ELASTIC KV_POOL_THREAD_SAFE KV_POOL_DEBUG KV_POOL_HOST_FENCES
         KV_SEQ_GATHER_STATISTICS KV_DTYPE_F32 KV_DTYPE_F16 KV_DTYPE_BF16
@@ -156,7 +163,8 @@ fn constants_have_the_values_of_the_header() {
 fn every_function_of_the_library_is_declared() {
     let functions = functions! {
         kv_attend kv_capabilities kv_compress kv_last_error kv_live_count kv_plan
-        kv_pool_check kv_pool_create kv_pool_get_class_stats kv_pool_get_stats
+        kv_pool_check kv_pool_create kv_pool_get_class_stats kv_pool_get_layer_stats
+        kv_pool_get_stats
         kv_pool_load_statistics kv_pool_pass_fence kv_pool_release kv_pool_set_statistics
         kv_seq_append kv_seq_create kv_seq_fork kv_seq_get_info kv_seq_get_layer_info
         kv_seq_get_positions kv_seq_get_statistics kv_seq_pin kv_seq_release
@@ -191,11 +199,11 @@ fn initial_values_are_those_of_kv_struct_init() {
         )*};
     }
     compare! {
-        kv_struct_header kv_hooks kv_rope kv_layer kv_model kv_pool_config kv_seq_config
-        kv_seq_info kv_seq_layer_info kv_append_info kv_reserve_report kv_step_report
-        kv_tables kv_tensor kv_attend_options kv_policy kv_compress_options
-        kv_compress_report kv_query_statistics kv_class_stats kv_pool_stats kv_plan_report
-        kv_capabilities_report
+        kv_struct_header kv_hooks kv_storage kv_rope kv_layer kv_model kv_pool_config
+        kv_seq_config kv_seq_info kv_seq_layer_info kv_append_info kv_reserve_report
+        kv_step_report kv_tables kv_tensor kv_attend_options kv_policy kv_compress_options
+        kv_compress_report kv_query_statistics kv_class_stats kv_pool_stats kv_layer_stats
+        kv_plan_report kv_capabilities_report
     }
 }
 

@@ -68,6 +68,24 @@ codes! {
         F32 = KV_FORMAT_F32,
         F16 = KV_FORMAT_F16,
         Bf16 = KV_FORMAT_BF16,
+        /// 8-bit floating point up to 448, times a static scale (`Storage`).
+        Fp8E4m3 = KV_FORMAT_FP8_E4M3,
+        /// 8-bit floating point up to 57344, times a static scale (`Storage`).
+        Fp8E5m2 = KV_FORMAT_FP8_E5M2,
+        /// As `Fp8E4m3`, with a scale per token and head instead.
+        Fp8Token = KV_FORMAT_FP8_TOKEN,
+        /// 8-bit integers with a scale per token and head.
+        Int8Token = KV_FORMAT_INT8_TOKEN,
+        /// 4-bit integers with a scale and a minimum per token and head.
+        Int4Token = KV_FORMAT_INT4_TOKEN,
+        /// Groups of 32 channels as llama.cpp stores them, as the next two.
+        Q8_0 = KV_FORMAT_Q8_0,
+        Q4_0 = KV_FORMAT_Q4_0,
+        Q4_1 = KV_FORMAT_Q4_1,
+        /// 4-bit floating point, groups of 16 channels with an 8-bit scale.
+        Nvfp4 = KV_FORMAT_NVFP4,
+        /// 4-bit floating point, groups of 32 channels with a power of two.
+        Mxfp4 = KV_FORMAT_MXFP4,
     }
 }
 

@@ -1,7 +1,7 @@
 //! Counters of a pool and of its classes of blocks.
 
 use std::marker::PhantomData;
-use std::ptr::NonNull;
+use std::ptr::{null_mut, NonNull};
 
 use kvrt_sys as sys;
 
@@ -16,8 +16,8 @@ pub struct Counters<'p> {
     borrow: PhantomData<&'p ()>,
 }
 
-// SAFETY: kvrt.h: kv_pool_get_stats and kv_pool_get_class_stats are *safe* on every pool, and the
-// pool is borrowed for 'p.
+// SAFETY: kvrt.h: the three functions called here are *safe* on every pool, and the pool is borrowed
+// for 'p.
 unsafe impl Send for Counters<'_> {}
 // SAFETY: as above.
 unsafe impl Sync for Counters<'_> {}
@@ -43,6 +43,50 @@ impl<'p> Counters<'p> {
         check(unsafe { sys::kv_pool_get_class_stats(self.pool.as_ptr(), class_index, &mut raw) })?;
         Ok(ClassStats::from(raw))
     }
+
+    /// Of one layer; one that shares another's cache shows its owner's. Errors: Invalid.
+    pub fn layer(&self, layer: u32) -> Result<LayerStats> {
+        let heads = self.read_layer(layer, 0, null_mut(), null_mut())?;
+        let mut stats = LayerStats {
+            saturated_keys: vec![0; heads as usize],
+            saturated_values: vec![0; heads as usize],
+        };
+        let keys = stats.saturated_keys.as_mut_ptr();
+        self.read_layer(layer, heads, keys, stats.saturated_values.as_mut_ptr())?;
+        Ok(stats)
+    }
+
+    /// Returns the layer's KV heads. `keys` and `values` are null or have room for `capacity`.
+    fn read_layer(
+        &self,
+        layer: u32,
+        capacity: u32,
+        keys: *mut u64,
+        values: *mut u64,
+    ) -> Result<u32> {
+        let mut raw = sys::kv_layer_stats {
+            layer,
+            head_capacity: capacity,
+            saturated_keys: keys,
+            saturated_values: values,
+            ..Default::default()
+        };
+        // SAFETY: as above, and the arrays have room for `head_capacity` counts.
+        check(unsafe { sys::kv_pool_get_layer_stats(self.pool.as_ptr(), &mut raw) })?;
+        Ok(raw.kv_heads)
+    }
+}
+
+/// How many elements written since creation were beyond the largest number of their format and
+/// scale, by KV head: they were stored as that number. Counts that grow ask for other scales, or
+/// for a format that scales each token.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct LayerStats {
+    /// `[kv_heads]`.
+    pub saturated_keys: Vec<u64>,
+    /// `[kv_heads]`.
+    pub saturated_values: Vec<u64>,
 }
 
 report! {

@@ -31,11 +31,11 @@ pub use codes::{
     Selection,
 };
 pub use config::PoolConfig;
-pub use counters::{ClassStats, Counters, PoolStats};
+pub use counters::{ClassStats, Counters, LayerStats, PoolStats};
 pub use error::{Error, Result, Status};
 pub use hooks::{Hooks, Work};
 pub use library::{capabilities, live_count, plan, version, Capabilities, PlanReport, Version};
-pub use model::{Layer, Model, Rope};
+pub use model::{Layer, Model, Rope, Storage};
 pub use policy::Policy;
 pub use pool::{Pool, PoolOf, Serial, Shared, SharedPool, Threading};
 pub use retention::CompressReport;

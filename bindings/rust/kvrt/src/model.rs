@@ -1,4 +1,4 @@
-//! The model: its layers and how it rotates, with the arrays that belong to them.
+//! The model: its layers, how it rotates and how it is stored, with the arrays that belong to them.
 
 use std::marker::PhantomData;
 use std::ptr::null;
@@ -6,7 +6,7 @@ use std::ptr::null;
 use kvrt_sys as sys;
 
 use crate::error::{check_length, count_of};
-use crate::raw::{setters, Plain};
+use crate::raw::{flags, setters, Plain};
 use crate::{Format, Result, RopeStyle};
 
 /// How the engine rotated the keys and queries it hands over. Needed by TriAttention alone.
@@ -51,6 +51,45 @@ impl Rope {
     }
 }
 
+/// What the keys or the values of a layer are stored with, besides their format.
+#[derive(Clone, Debug, Default)]
+pub struct Storage {
+    raw: Plain<sys::kv_storage>,
+    scales: Option<Vec<f32>>,
+}
+
+impl Storage {
+    pub fn new() -> Self {
+        Storage::default()
+    }
+
+    /// Static scales for `Format::Fp8E4m3`, `Fp8E5m2` and `Nvfp4`: one for the layer, or one for
+    /// each KV head. Finite and positive.
+    #[must_use]
+    pub fn scales(mut self, values: impl Into<Vec<f32>>) -> Self {
+        self.scales = Some(values.into());
+        self
+    }
+
+    flags! {
+        /// No static scales, and that is meant: 1.0.
+        scale_one = KV_STORAGE_SCALE_ONE,
+        /// Store rows rotated by Hadamard's matrix, which spreads outliers; queries and outputs
+        /// are rotated to match. Not for f32, f16, bf16.
+        rotate = KV_STORAGE_ROTATE,
+    }
+
+    /// The raw struct, which points into `self`.
+    fn lend(&self) -> Result<sys::kv_storage> {
+        let mut raw = self.raw.0;
+        if let Some(values) = &self.scales {
+            raw.scale_count = count_of(values, "storage: scales")?;
+            raw.scales = values.as_ptr();
+        }
+        Ok(raw)
+    }
+}
+
 /// One layer. What is not said fits a Llama-like layer.
 #[derive(Clone, Debug)]
 pub struct Layer {
@@ -58,6 +97,8 @@ pub struct Layer {
     sink_logits: Option<Vec<f32>>,
     alibi_slopes: Option<Vec<f32>>,
     rope: Option<Rope>,
+    key_storage: Option<Storage>,
+    value_storage: Option<Storage>,
 }
 
 impl Layer {
@@ -65,7 +106,14 @@ impl Layer {
     /// dimension of values too.
     pub fn new(query_heads: u32, kv_heads: u32, key_dim: u32) -> Self {
         let raw = sys::kv_layer { query_heads, kv_heads, key_dim, ..Default::default() };
-        Layer { raw: Plain(raw), sink_logits: None, alibi_slopes: None, rope: None }
+        Layer {
+            raw: Plain(raw),
+            sink_logits: None,
+            alibi_slopes: None,
+            rope: None,
+            key_storage: None,
+            value_storage: None,
+        }
     }
 
     setters! {
@@ -91,6 +139,20 @@ impl Layer {
     #[must_use]
     pub fn value_format(mut self, format: Format) -> Self {
         self.raw.0.value_format = format.code();
+        self
+    }
+
+    /// What the format of keys wants besides.
+    #[must_use]
+    pub fn key_storage(mut self, storage: Storage) -> Self {
+        self.key_storage = Some(storage);
+        self
+    }
+
+    /// What the format of values wants besides. The keys' storage does not serve them too.
+    #[must_use]
+    pub fn value_storage(mut self, storage: Storage) -> Self {
+        self.value_storage = Some(storage);
         self
     }
 
@@ -123,8 +185,17 @@ impl Layer {
         self
     }
 
-    /// The raw struct, which points into `self` and to `rope`.
-    fn lend(&self, rope: &sys::kv_rope) -> Result<sys::kv_layer> {
+    /// The structs that the raw layer points to.
+    fn lend_parts(&self) -> Result<LayerParts> {
+        Ok(LayerParts {
+            rope: self.rope.as_ref().map(|rope| rope.lend(self.raw.0.key_dim)).transpose()?,
+            key_storage: self.key_storage.as_ref().map(Storage::lend).transpose()?,
+            value_storage: self.value_storage.as_ref().map(Storage::lend).transpose()?,
+        })
+    }
+
+    /// The raw struct, which points into `self` and into `parts`.
+    fn lend(&self, parts: &LayerParts) -> Result<sys::kv_layer> {
         let mut raw = self.raw.0;
         let heads = u64::from(raw.query_heads);
         if let Some(values) = &self.sink_logits {
@@ -135,9 +206,22 @@ impl Layer {
             check_length(values, heads, "layer: alibi_slopes")?;
             raw.alibi_slopes = values.as_ptr();
         }
-        raw.rope = if self.rope.is_some() { rope } else { null() };
+        raw.rope = pointer(&parts.rope);
+        raw.key_storage = pointer(&parts.key_storage);
+        raw.value_storage = pointer(&parts.value_storage);
         Ok(raw)
     }
+}
+
+/// The structs that belong to one raw layer.
+struct LayerParts {
+    rope: Option<sys::kv_rope>,
+    key_storage: Option<sys::kv_storage>,
+    value_storage: Option<sys::kv_storage>,
+}
+
+fn pointer<T>(part: &Option<T>) -> *const T {
+    part.as_ref().map_or(null(), |part| part)
 }
 
 /// The layers of a model, from the first to the last.
@@ -152,26 +236,19 @@ impl Model {
     }
 
     pub(crate) fn lend(&self) -> Result<LentModel<'_>> {
-        let ropes = self
-            .layers
-            .iter()
-            .map(|layer| match &layer.rope {
-                Some(rope) => rope.lend(layer.raw.0.key_dim),
-                None => Ok(sys::kv_rope::default()),
-            })
-            .collect::<Result<Vec<_>>>()?;
+        let parts = self.layers.iter().map(Layer::lend_parts).collect::<Result<Vec<_>>>()?;
         let layers = self
             .layers
             .iter()
-            .zip(&ropes)
-            .map(|(layer, rope)| layer.lend(rope))
+            .zip(&parts)
+            .map(|(layer, parts)| layer.lend(parts))
             .collect::<Result<Vec<_>>>()?;
         let raw = sys::kv_model {
             layers: layers.as_ptr(),
             layer_count: count_of(&layers, "model: layers")?,
             ..Default::default()
         };
-        Ok(LentModel { raw, _layers: layers, _ropes: ropes, model: PhantomData })
+        Ok(LentModel { raw, _layers: layers, _parts: parts, model: PhantomData })
     }
 }
 
@@ -179,7 +256,7 @@ impl Model {
 pub(crate) struct LentModel<'m> {
     raw: sys::kv_model,
     _layers: Vec<sys::kv_layer>,
-    _ropes: Vec<sys::kv_rope>,
+    _parts: Vec<LayerParts>,
     model: PhantomData<&'m Model>,
 }
 

@@ -48,7 +48,8 @@ pub struct TableSizes {
     pub slot_positions: usize,
 }
 
-/// Distances between elements of keys or of values within a block, in elements.
+/// Distances within a block's keys or values, in words: in plain formats a word is an element, in
+/// others a row of a head is `Tables::key_words` words of codes and scales.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct TileStrides {
@@ -56,6 +57,7 @@ pub struct TileStrides {
     /// Within a group of `Tables::slot_group` slots.
     pub slot: i64,
     pub head: i64,
+    /// From word to word of a row.
     pub dim: i64,
 }
 
@@ -238,12 +240,30 @@ impl Tables<'_> {
         }
     }
 
-    /// Null when the format has none.
+    /// How many words a row of one head's keys is.
+    pub fn key_words(&self) -> u32 {
+        self.raw.key_words
+    }
+
+    pub fn value_words(&self) -> u32 {
+        self.raw.value_words
+    }
+
+    /// Bytes of a word of keys.
+    pub fn key_word_bytes(&self) -> u32 {
+        self.raw.key_word_bytes
+    }
+
+    pub fn value_word_bytes(&self) -> u32 {
+        self.raw.value_word_bytes
+    }
+
+    /// `[kv_heads]`, the pool's static ones; null when the format has none.
     pub fn key_scales(&self) -> *const f32 {
         self.raw.key_scales
     }
 
-    /// Null when the format has none.
+    /// `[kv_heads]`, the pool's static ones; null when the format has none.
     pub fn value_scales(&self) -> *const f32 {
         self.raw.value_scales
     }

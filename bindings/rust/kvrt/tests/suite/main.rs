@@ -8,6 +8,7 @@ mod bad_input;
 mod batching;
 mod capacity;
 mod errors;
+mod formats;
 #[cfg(target_os = "linux")]
 mod guards;
 mod hooks;
