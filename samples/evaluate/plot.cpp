@@ -92,14 +92,15 @@ std::string line_between(double x0, double y0, double x1, double y1, const char*
                        y0, x1, y1, style);
 }
 
-bool has_place(const result& one) {
-    return std::isfinite(one.mean_divergence) && one.mean_divergence > 0 && one.bytes_per_token > 0;
+bool has_place(const evaluation& done, const result& one) {
+    return std::isfinite(one.mean_divergence) && one.mean_divergence > 0 &&
+           one.bytes_per_token > 0 && one.bytes_per_token <= done.reference.bytes_per_token;
 }
 
 std::string grid(const evaluation& done, const axis& x, const axis& y) {
     constexpr const char* thin = "stroke=\"#dddddd\"";
     std::string svg;
-    for (const double share : {0.15, 0.2, 0.25, 0.3, 0.4, 0.5, 0.75, 1.0, 1.5, 2.0}) {
+    for (const double share : {0.15, 0.2, 0.25, 0.3, 0.35, 0.4, 0.5, 0.6, 0.75, 1.0}) {
         const double bytes = share * done.reference.bytes_per_token;
         if (bytes < x.low || bytes > x.high) {
             continue;
@@ -192,7 +193,7 @@ std::string plot(const evaluation& done) {
     axis x = {done.reference.bytes_per_token, done.reference.bytes_per_token, left, width - right};
     axis y = {1e-3, 1e-2, height - bottom, top};
     for (const result& one : done.results) {
-        if (has_place(one)) {
+        if (has_place(done, one)) {
             x.low = std::min(x.low, one.bytes_per_token);
             x.high = std::max(x.high, one.bytes_per_token);
             y.low = std::min(y.low, std::pow(10, std::floor(std::log10(one.mean_divergence))));
@@ -205,7 +206,7 @@ std::string plot(const evaluation& done) {
     std::vector<point> points;
     std::vector<rectangle> taken;
     for (const result& one : done.results) {
-        if (has_place(one)) {
+        if (has_place(done, one)) {
             points.push_back({&one, x.place(one.bytes_per_token), y.place(one.mean_divergence)});
             taken.push_back(points.back().box());
         }

@@ -8,8 +8,9 @@
 
 namespace evaluate {
 
-// Results without divergence (f16 itself), or whose divergence is not finite, have no place on a
-// logarithmic axis and no point. The line joins those that none beats in both bytes and divergence.
+// A point for each cache that is no larger than the f16 one and diverges from it: none at all has
+// no place on a logarithmic axis, nor has one that is not finite. The line joins those that no
+// other beats in both bytes and divergence.
 std::string plot(const evaluation& done);
 
 }  // namespace evaluate

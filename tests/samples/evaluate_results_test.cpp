@@ -36,7 +36,8 @@ evaluation an_evaluation() {
     done.chunk = 128;
     done.reference = a_result("f16", 2000, 0);
     done.results = {a_result("f16", 2000, 0), a_result("q8_0", 1062, 3.25e-4),
-                    a_result("q4_0", 562, 0.125), a_result("q4_1@2", 700, 0.0625)};
+                    a_result("q4_0", 562, 0.125), a_result("q4_1@2", 700, 0.0625),
+                    a_result("f32", 4000, 1e-7)};
     return done;
 }
 
@@ -96,14 +97,14 @@ TEST_CASE("results: the table") {
     CHECK(has(plain, "| q4_0      |             562 |    0.281 |     21.500 |    0.125 |"));
     CHECK(has(plain, "97.50 %"));
     CHECK_FALSE(has(plain, "needles"));
-    CHECK(count(plain, "\n") == 6);
-    CHECK(count(plain, "|") == 6 * 8);
+    CHECK(count(plain, "\n") == 7);
+    CHECK(count(plain, "|") == 7 * 8);
 
     add_tasks(done);
     const std::string with_tasks = evaluate::table(done);
     CHECK(has(with_tasks, "| needles recalled | copied right |\n"));
     CHECK(has(with_tasks, "|          6 of 10 |      87.50 % |\n"));
-    CHECK(count(with_tasks, "|") == 6 * 10);
+    CHECK(count(with_tasks, "|") == 7 * 10);
 }
 
 TEST_CASE("results: the report") {
@@ -115,7 +116,7 @@ TEST_CASE("results: the report") {
     CHECK(has(plain, "\"mean_kl\": 0.000325,"));
     CHECK(has(plain, "\"relative_bytes\": 0.531,"));
     CHECK(has(plain, "\"top1_agreement\": 0.975,"));
-    CHECK(count(plain, "\"configuration\"") == 5);
+    CHECK(count(plain, "\"configuration\"") == 6);
     CHECK_FALSE(has(plain, "needle_recall"));
 
     add_tasks(done);
@@ -140,7 +141,8 @@ TEST_CASE("plot: a labelled point for each result that diverges") {
     for (const char* name : {">q8_0</text>", ">q4_0</text>", ">q4_1@2</text>"}) {
         CHECK(count(svg, name) == 1);
     }
-    CHECK_FALSE(has(svg, ">f16</text>"));
+    CHECK_FALSE(has(svg, ">f16</text>"));  // without divergence
+    CHECK_FALSE(has(svg, ">f32</text>"));  // larger
     constexpr std::size_t of_legend = 4;
     CHECK(count(svg, "<circle") == of_legend + 3);
 
