@@ -310,7 +310,7 @@ KV_API KV_MUST_CHECK kv_status kv_pool_check(kv_pool *pool);
 /* ---- 6. Sequences ------------------------------------------------------------------------- */
 
 /* One request's cache: a generation-checked value, 0 is never valid. A handle of a released
- * sequence gives KV_STALE. */
+ * sequence gives KV_STALE, and so does one of another pool, whose generations start elsewhere. */
 typedef uint64_t kv_seq;
 
 struct kv_policy;

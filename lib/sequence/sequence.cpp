@@ -1,6 +1,19 @@
 #include "sequence/sequence.hpp"
 
+#include <atomic>
+
 namespace kvrt {
+
+namespace {
+
+/// Where a pool's generations start: far from those of all others, so that a handle given to the
+/// wrong pool meets no sequence there. An odd factor makes every start another one.
+uint32_t first_generation() {
+    static std::atomic<uint32_t> pools{0};
+    return pools.fetch_add(1, std::memory_order_relaxed) * 0x9e3779b1u;
+}
+
+}  // namespace
 
 status sequence_table::create(host_allocator& allocator, uint32_t max_sequences,
                               uint32_t lane_count, uint32_t max_blocks) {
@@ -11,7 +24,9 @@ status sequence_table::create(host_allocator& allocator, uint32_t max_sequences,
     KVRT_TRY(tables_.allocate(allocator, uint64_t{max_sequences} * lane_count * max_blocks,
                               "block tables (max_sequences, max_tokens_per_sequence)",
                               memory_contents::undefined));
+    const uint32_t generation = first_generation();
     for (uint32_t i = 0; i < max_sequences; ++i) {
+        sequences_[i].generation = generation;
         sequences_[i].lanes = lanes_.data() + uint64_t{i} * lane_count;
         for (uint32_t lane = 0; lane < lane_count; ++lane) {
             sequences_[i].lanes[lane].table =
@@ -68,7 +83,7 @@ status sequence_table::fail_stale(kv_seq handle) const {
         return fail(KV_INVALID, "seq {:#x} is no handle that kv_seq_create or kv_seq_fork gave",
                     handle);
     }
-    return fail(KV_STALE, "seq {:#x} was released", handle);
+    return fail(KV_STALE, "seq {:#x} was released, or is one of another pool", handle);
 }
 
 kv_seq sequence_table::handle(const sequence& source) const {

@@ -391,4 +391,26 @@ TEST_CASE("kv_pool_get_stats, kv_pool_get_class_stats") {
     }
 }
 
+TEST_CASE("a sequence of one pool means nothing to another") {
+    const live_pool one, two, three;
+    const live_pool* pools[] = {&one, &two, &three};
+    kv_seq seqs[3];
+    for (int i = 0; i < 3; ++i) {
+        seqs[i] = pools[i]->create_sequence();
+        pools[i]->append(seqs[i], 20);
+    }
+    for (int own = 0; own < 3; ++own) {
+        for (int other = 0; other < 3; ++other) {
+            if (own == other) continue;
+            const target attacked = {*pools[own], {seqs[own]}};
+            kv_seq_info info = KV_INIT(kv_seq_info);
+            REFUSES(attacked, KV_STALE, "another pool",
+                    kv_seq_get_info(*pools[own], seqs[other], &info));
+            // Releasing what is gone is no error, and must not hit the pool's own sequence.
+            CHECK(kv_seq_release(*pools[own], seqs[other]) == KV_OK);
+            CHECK(pools[own]->info(seqs[own]).accepted == 20);
+        }
+    }
+}
+
 }  // namespace

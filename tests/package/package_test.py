@@ -52,7 +52,7 @@ class SharedLibrary(unittest.TestCase):
         self.assertIn("kv_pool_create", [name for _, name, _ in symbols])
         for _, name, version in symbols:
             self.assertRegex(name, OURS)
-            self.assertEqual(version, "KVRT_0.1", name)
+            self.assertRegex(version, r"^KVRT_\d+\.\d+$", name)
 
     def test_exports_exactly_what_the_header_declares(self):
         header = (prefix / "include" / "kvrt" / "kvrt.h").read_text()

@@ -18,6 +18,7 @@ namespace Kvrt
         private readonly PoolHandle handle = new PoolHandle();
         private readonly HookState hooks;
         private readonly List<StepSlot> stepSlots = new List<StepSlot>();
+        private readonly object stepTurn; // of a thread-safe pool
         private long stepsBegun;
 
         /// <summary>Creates a pool: all memory besides the arena is allocated now.</summary>
@@ -27,6 +28,7 @@ namespace Kvrt
             using (var source = new NativeConfiguration(config, model))
             {
                 hooks = config.Hooks == null ? null : new HookState(config.Hooks);
+                stepTurn = (config.Options & PoolOptions.ThreadSafe) != 0 ? new object() : null;
                 Create(source);
             }
         }
@@ -248,6 +250,21 @@ namespace Kvrt
         /// <summary>The native pool, for the length of one call.</summary>
         internal PoolLease Enter()
         {
+            return Enter(null);
+        }
+
+        /// <summary>The same for calls on steps, which wait for their turn where the library would
+        /// let them wait too.</summary>
+        internal PoolLease EnterStep()
+        {
+            return Enter(stepTurn);
+        }
+
+        /// <summary>Whether calls on steps wait for each other.</summary>
+        internal bool TakesTurns => stepTurn != null;
+
+        private PoolLease Enter(object turn)
+        {
             if (handle.IsClosed)
             {
                 throw new ObjectDisposedException(nameof(Pool), "The pool is closed.");
@@ -256,7 +273,7 @@ namespace Kvrt
             {
                 HookState.RefuseReentry();
             }
-            return new PoolLease(handle);
+            return new PoolLease(handle, turn);
         }
 
         /// <summary>Throws what the call returned, or what a hook threw in it. On the thread of the

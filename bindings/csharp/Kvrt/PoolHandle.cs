@@ -1,6 +1,7 @@
 // Who owns a native pool, and how a call keeps it alive while it is inside.
 using System;
 using System.Runtime.InteropServices;
+using System.Threading;
 using Kvrt.Native;
 
 namespace Kvrt
@@ -29,17 +30,25 @@ namespace Kvrt
         }
     }
 
-    /// <summary>The native pool for the length of one call: Dispose on another thread waits for
-    /// <see cref="Release"/>.</summary>
+    /// <summary>The native pool for the length of one call: when it was disposed meanwhile, it goes
+    /// with <see cref="Release"/>.</summary>
     internal readonly ref struct PoolLease
     {
         private readonly PoolHandle owner;
+        private readonly object turn;
 
-        public PoolLease(PoolHandle owner)
+        /// <summary>With a turn: calls that name the same object come one after the other.
+        /// </summary>
+        public PoolLease(PoolHandle owner, object turn)
         {
             bool added = false;
             owner.DangerousAddRef(ref added);
             this.owner = owner;
+            this.turn = turn;
+            if (turn != null)
+            {
+                Monitor.Enter(turn);
+            }
             Pool = owner.DangerousGetHandle();
         }
 
@@ -47,6 +56,10 @@ namespace Kvrt
 
         public void Release()
         {
+            if (turn != null)
+            {
+                Monitor.Exit(turn);
+            }
             owner.DangerousRelease();
         }
     }

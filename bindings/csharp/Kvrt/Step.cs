@@ -16,12 +16,14 @@ namespace Kvrt
     }
 
     /// <summary>What the pool knows of one of the library's step handles, which are few and go
-    /// round: a step that has ended is told from the one that has its handle now by its
-    /// number.</summary>
+    /// round: a step that has ended is told from the one that has its handle now by its number.
+    /// In a thread-safe pool all is done in turn, so that no other step gets the handle between a
+    /// look at the number and the call that relies on it.</summary>
     internal sealed class StepSlot
     {
         public readonly IntPtr Handle;
         private long number;
+        private long endFailed;
 
         public StepSlot(IntPtr handle)
         {
@@ -35,9 +37,19 @@ namespace Kvrt
             set { Volatile.Write(ref number, value); }
         }
 
-        /// <summary>Whether End has failed. The step is cancelled then, unless another thread was
-        /// inside a call; only the library knows.</summary>
-        public volatile bool EndFailed;
+        /// <summary>The step whose End was last refused in a pool without turns. It is cancelled
+        /// then, unless another thread was inside a call; only the library knows.</summary>
+        public long EndFailed
+        {
+            get { return Volatile.Read(ref endFailed); }
+            set { Volatile.Write(ref endFailed, value); }
+        }
+
+        /// <summary>This step has ended, but not the one that has the handle by now.</summary>
+        public void Close(long step)
+        {
+            Interlocked.CompareExchange(ref number, 0, step);
+        }
     }
 
     public sealed unsafe partial class Pool
@@ -45,22 +57,31 @@ namespace Kvrt
         /// <summary>Opens a step. Up to two are open at once, over different sequences.</summary>
         public Step BeginStep()
         {
-            IntPtr step = IntPtr.Zero;
+            IntPtr handle = IntPtr.Zero;
             int status;
-            PoolLease lease = Enter();
+            Step step = default;
+            PoolLease lease = EnterStep();
             try
             {
-                status = NativeMethods.kv_step_begin(lease.Pool, &step);
+                status = NativeMethods.kv_step_begin(lease.Pool, &handle);
+                if (status >= 0)
+                {
+                    step = Number(handle);
+                }
             }
             finally
             {
                 lease.Release();
             }
             FinishCreation(status);
+            return step;
+        }
+
+        private Step Number(IntPtr handle)
+        {
             lock (stepSlots)
             {
-                StepSlot slot = SlotOf(step);
-                slot.EndFailed = false;
+                StepSlot slot = SlotOf(handle);
                 slot.Number = ++stepsBegun;
                 return new Step(this, slot, stepsBegun);
             }
@@ -291,13 +312,13 @@ namespace Kvrt
             try
             {
                 status = NativeMethods.kv_step_end(slot.Handle, &report);
-                if (status >= 0)
+                if (status >= 0 || pool.TakesTurns)
                 {
-                    slot.Number = 0;
+                    slot.Close(number);
                 }
                 else
                 {
-                    slot.EndFailed = true;
+                    slot.EndFailed = number;
                 }
             }
             finally
@@ -318,7 +339,7 @@ namespace Kvrt
                 status = NativeMethods.kv_step_cancel(slot.Handle);
                 if (status >= 0)
                 {
-                    slot.Number = 0;
+                    slot.Close(number);
                 }
             }
             finally
@@ -342,9 +363,9 @@ namespace Kvrt
             }
             catch (ObjectDisposedException)
             {
-                // The pool took it along, perhaps just now.
+                // It was closed, or its pool, perhaps just now.
             }
-            catch (KvrtArgumentException) when (slot.EndFailed)
+            catch (KvrtArgumentException) when (slot.EndFailed == number)
             {
                 // The End that failed has cancelled it.
             }
@@ -358,7 +379,7 @@ namespace Kvrt
                 throw new InvalidOperationException(
                     "The step was never begun: it comes from Pool.BeginStep.");
             }
-            PoolLease lease = pool.Enter();
+            PoolLease lease = pool.EnterStep();
             if (slot.Number != number)
             {
                 lease.Release();

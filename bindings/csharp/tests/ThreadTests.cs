@@ -1,5 +1,6 @@
 // Threads: two at once on a plain pool are told so, a thread-safe pool orders them.
 using System;
+using System.Diagnostics;
 using System.Threading;
 
 namespace Kvrt.Tests
@@ -112,6 +113,38 @@ namespace Kvrt.Tests
                 engine.CheckNext(sequences[1], 1);
                 engine.Pool.Check();
                 Check.Equal(42UL, engine.Pool.GetStats().StepsEnded, "steps");
+            }
+        }
+
+        /// <summary>A step handle that one thread gives back is soon another thread's. Each thread
+        /// has one step at a time and keeps it until it disposes it, whether its End failed or not.
+        /// </summary>
+        [Test]
+        public static void AThreadsStepIsNotClosedByAnother()
+        {
+            using (var engine = new Engine(config => config.Options = PoolOptions.ThreadSafe))
+            {
+                Pool pool = engine.Pool;
+                Sequence[] sequences = { pool.CreateSequence(), pool.CreateSequence() };
+                var clock = Stopwatch.StartNew();
+                Exception error = OnTwoThreads(index =>
+                {
+                    for (int round = 0; clock.ElapsedMilliseconds < 3000; ++round)
+                    {
+                        using (Step step = pool.BeginStep())
+                        {
+                            step.Append(sequences[index], 1);
+                            if (round % 4 == 0) // not reserved: the step is cancelled
+                            {
+                                Check.Fails(Status.Invalid, "reserve", () => step.End());
+                                Check.True(!step.IsOpen, "closed by the End that failed");
+                            }
+                        }
+                    }
+                });
+                Check.True(error == null, "error: " + error);
+                Check.Equal(0u, pool.GetStats().OpenSteps, "open steps");
+                pool.Check();
             }
         }
 
