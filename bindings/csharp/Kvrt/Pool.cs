@@ -11,8 +11,8 @@ namespace Kvrt
     /// <summary>The cache of one model on one device, with all its sequences and steps.</summary>
     /// <remarks>Threads: calls on one pool are made one at a time, by any thread; two at once give
     /// <see cref="Status.Invalid"/>. With <see cref="PoolOptions.ThreadSafe"/> a lock inside orders
-    /// them. <see cref="GetStats"/>, <see cref="GetClassStats"/>, <see cref="GetLayerStats"/>
-    /// and <see cref="Dispose"/> are for any thread at any time.</remarks>
+    /// them. <see cref="GetStats"/>, <see cref="GetClassStats"/> and <see cref="Dispose"/> are for
+    /// any thread at any time.</remarks>
     public sealed unsafe partial class Pool : IDisposable
     {
         private readonly PoolHandle handle = new PoolHandle();
@@ -131,7 +131,7 @@ namespace Kvrt
         }
 
         /// <summary>The counters of one layer; one that shares another's cache shows its owner's.
-        /// </summary>
+        /// For any thread at any time, as the others.</summary>
         public LayerStats GetLayerStats(uint layer)
         {
             kv_layer_stats stats = default;
