@@ -119,7 +119,7 @@ bool block_store::take_slab(uint32_t class_index) {
         const uint32_t first = word * 64;
         const uint32_t here = first >= blocks ? 0 : (blocks - first < 64 ? blocks - first : 64);
         record.free_bits[word] = here == 64 ? ~uint64_t{0} : (uint64_t{1} << here) - 1;
-        if (here != 0) record.summary = static_cast<uint16_t>(record.summary | (1u << word));
+        if (here != 0) record.summary |= uint64_t{1} << word;
     }
     ++owner.slabs;
     owner.total += blocks;
@@ -157,7 +157,7 @@ block_id block_store::allocate(uint32_t class_index) {
     const uint32_t bit = static_cast<uint32_t>(std::countr_zero(record.free_bits[word]));
     record.free_bits[word] &= record.free_bits[word] - 1;
     if (record.free_bits[word] == 0) {
-        record.summary = static_cast<uint16_t>(record.summary & ~(1u << word));
+        record.summary &= ~(uint64_t{1} << word);
     }
     if (--record.free_blocks == 0) unlink_partial(slab_index);
 
@@ -253,7 +253,7 @@ void block_store::free_block(uint32_t class_index, block_id id) {
     slab& record = slabs_[slab_index];
     const uint32_t block = owner.numbering.in_slab(id);
     record.free_bits[block / 64] |= uint64_t{1} << (block % 64);
-    record.summary = static_cast<uint16_t>(record.summary | (1u << (block / 64)));
+    record.summary |= uint64_t{1} << (block / 64);
     if (record.free_blocks++ == 0) link_partial(slab_index);
     if (record.free_blocks == owner.numbering.blocks_per_slab) return_slab(slab_index);
 }

@@ -22,7 +22,9 @@
 namespace kvrt {
 
 inline constexpr uint32_t max_block_classes = 16;
-inline constexpr uint32_t max_blocks_per_slab = 1024;
+/// The smallest block that a model can ask for, 16 tokens of one KV head with 32 dimensions in a
+/// 4-bit format, has 640 bytes: 3276 of them lie in a slab.
+inline constexpr uint32_t max_blocks_per_slab = 4096;
 inline constexpr uint32_t guard_bytes = 64;
 inline constexpr uint32_t kept_resident_slabs = 2;
 
@@ -126,8 +128,8 @@ class block_store {
         uint32_t class_index;
         uint32_t free_blocks;
         uint32_t next, previous;  ///< class list of slabs with free blocks, or arena's free list
-        uint16_t summary;
         bool resident;
+        uint64_t summary;
         uint64_t free_bits[max_blocks_per_slab / 64];
     };
     struct block_record {

@@ -180,4 +180,39 @@ TEST_CASE("a plan counts the metadata that a pool with threads will take") {
     }
 }
 
+TEST_CASE("the smallest blocks fill a slab, and all of it comes back") {
+    kv_layer layer = KV_INIT(kv_layer);
+    layer.query_heads = layer.kv_heads = 1;
+    layer.key_dim = 32;
+    layer.key_format = KV_FORMAT_Q4_0;
+    kv_model model = KV_INIT(kv_model);
+    model.layers = &layer;
+    model.layer_count = 1;
+    kv_pool_config config = KV_INIT(kv_pool_config);
+    config.arena_bytes = uint64_t{2} << 20;
+    config.max_tokens_per_sequence = 65536;
+    config.max_step_tokens = 65536;
+    config.threads = 1;
+    kv_pool* pool = nullptr;
+    REQUIRE(kv_pool_create(&config, &model, &pool) == KV_OK);
+    kv_class_stats one = KV_INIT(kv_class_stats);
+    kv_seq seq = 0;
+    REQUIRE(kv_seq_create(pool, nullptr, &seq) == KV_OK);
+    kv_step* step = nullptr;
+    const uint32_t blocks = 2 * 1024 * 1024 / 640;
+    REQUIRE(kv_step_begin(pool, &step) == KV_OK);
+    REQUIRE(kv_seq_append(step, seq, nullptr, blocks * 16, nullptr) == KV_OK);
+    REQUIRE(kv_step_reserve(step, nullptr) == KV_OK);
+    REQUIRE(kv_pool_get_class_stats(pool, 0, &one) == KV_OK);
+    CHECK(one.block_bytes == 640);
+    CHECK(one.blocks_per_slab == blocks);
+    CHECK(one.pinned == blocks);
+    CHECK(kv_pool_check(pool) == KV_OK);
+    REQUIRE(kv_step_cancel(step) == KV_OK);
+    CHECK(kv_pool_check(pool) == KV_OK);
+    REQUIRE(kv_pool_get_class_stats(pool, 0, &one) == KV_OK);
+    CHECK(one.free == one.total);
+    kv_pool_release(pool);
+}
+
 }  // namespace
