@@ -84,6 +84,7 @@ fi
 check "both packages, from which the crates are built" \
     cargo package --workspace --offline --allow-dirty
 check "a library folder given by hand" build_succeeds KVRT_LIB_DIR="$prefix/lib" PKG_CONFIG=false
+check "a library folder set to nothing counts as not set" build_succeeds KVRT_LIB_DIR=
 check "a wrong library folder is named" \
     build_fails_with "$build/empty/libkvrt.so: no such file" KVRT_LIB_DIR="$build/empty"
 check "what pkg-config says is passed on" build_fails_with "Package kvrt was not found" \
