@@ -27,22 +27,26 @@ namespace Kvrt.Tests
         public static void NullIsNamed()
         {
             Model model = With(layer => { });
-            Check.Throws<ArgumentNullException>(() => new Pool(null, model), "config");
-            Check.Throws<ArgumentNullException>(() => new Pool(Small, null), "model");
-            Check.Throws<ArgumentNullException>(() => Pool.Plan(null, model), "plan's config");
-            Check.Throws<ArgumentNullException>(() => new Model(null), "layers");
-            Check.Throws<ArgumentNullException>(() => new Model(new Layer[1]), "a layer");
+            NamesParameter("config", () => new Pool(null, model));
+            NamesParameter("model", () => new Pool(Small, null));
+            NamesParameter("config", () => Pool.Plan(null, model));
+            NamesParameter("model", () => Pool.Plan(Small, null));
+            NamesParameter("layers", () => new Model(null));
+            NamesParameter("layers", () => new Model(new Layer[1]));
             using (var engine = new Engine())
             {
                 Pool pool = engine.Pool;
                 Sequence sequence = pool.CreateSequence();
-                Check.Throws<ArgumentNullException>(() => pool.SetStatistics(null), "statistics");
-                Check.Throws<ArgumentNullException>(
-                    () => pool.GetStatistics(sequence, null), "statistics to fill");
-                Check.Throws<ArgumentNullException>(() => pool.LoadStatistics(null), "path");
-                Check.Throws<ArgumentNullException>(
-                    () => pool.SaveStatistics(sequence, null), "path to save");
+                NamesParameter("statistics", () => pool.SetStatistics(null));
+                NamesParameter("statistics", () => pool.GetStatistics(sequence, null));
+                NamesParameter("path", () => pool.LoadStatistics(null));
+                NamesParameter("path", () => pool.SaveStatistics(sequence, null));
             }
+        }
+
+        private static void NamesParameter(string name, Action action)
+        {
+            Check.Equal(name, Check.Throws<ArgumentNullException>(action, name).ParamName, "name");
         }
 
         [Test]
