@@ -11,8 +11,8 @@ use crate::raw::{report, Plain};
 use crate::{Error, PoolOf, Result, Sequence, Serial, Status, Tensor, TensorMut, Threading};
 
 /// An open step. Up to two steps of a pool are open at once, over different sequences; calls on
-/// sequences go on meanwhile. Dropped without `end`, it is cancelled. One that is forgotten stays
-/// open until its pool goes.
+/// sequences go on meanwhile. Dropped without `end`, it is cancelled. One that is forgotten,
+/// or that is dropped or ended inside a hook of its own pool, stays open until the pool goes.
 pub struct Step<'p, T: Threading = Serial> {
     pool: &'p PoolOf<T>,
     raw: NonNull<sys::kv_step>,
