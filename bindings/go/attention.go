@@ -56,7 +56,7 @@ func (s Step) Attend(layer uint32, queries, out Tensor, options AttendOptions) e
 	if err != nil {
 		return err
 	}
-	o, err := out.native("out")
+	o, err := out.nativeOutput()
 	if err != nil {
 		return err
 	}
@@ -89,7 +89,7 @@ func (s Step) WriteAttend(layer uint32, keys, values, queries, out Tensor,
 	if err != nil {
 		return err
 	}
-	o, err := out.native("out")
+	o, err := out.nativeOutput()
 	if err != nil {
 		return err
 	}

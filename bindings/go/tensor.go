@@ -65,7 +65,7 @@ func dense(data *byte, length int, dataType DataType, rows, heads, dim int) Tens
 
 // Strided is the same shape with its first element at data[offset] and these strides, in elements:
 // the parts of a packed QKV buffer are used where they lie. Strides may be negative. All 0 is
-// refused, for the library takes it for dense.
+// refused, for the library takes it for dense; so is an output whose elements lie on each other.
 func (t Tensor) Strided(offset int, row, head, dim int64) Tensor {
 	t.strided = true
 	t.offset, t.row, t.head, t.stride = offset, row, head, dim
@@ -98,6 +98,17 @@ func (t *Tensor) native(name string) (C.kvgo_tensor, error) {
 		head_stride: C.int64_t(t.head),
 		dim_stride:  C.int64_t(t.stride),
 	}, nil
+}
+
+// nativeOutput is native for what the library writes, from several threads: elements that share a
+// place are refused.
+func (t *Tensor) nativeOutput() (C.kvgo_tensor, error) {
+	out, err := t.native("out")
+	if err == nil && t.strided && !t.apart() {
+		return C.kvgo_tensor{}, invalid("out: elements of [%d, %d, %d] with strides (%d, %d, %d) "+
+			"lie on each other", t.rows, t.heads, t.dim, t.row, t.head, t.stride)
+	}
+	return out, err
 }
 
 // elements is how many a shape has, false if no slice is as long.
@@ -159,18 +170,44 @@ type axis struct {
 	stride int64
 }
 
+// step is the stride without its sign.
+func (a axis) step() uint64 {
+	if a.stride < 0 {
+		return -uint64(a.stride)
+	}
+	return uint64(a.stride)
+}
+
 func (t *Tensor) axes() [3]axis {
 	return [3]axis{{t.rows, t.row}, {t.heads, t.head}, {t.dim, t.stride}}
+}
+
+// apart is true if each axis steps over all that the narrower ones cover, which is enough for no
+// two elements to share a place. It is for shapes that fit, so nothing overflows.
+func (t *Tensor) apart() bool {
+	axes := t.axes()
+	for i := 1; i < len(axes); i++ { // by width of step, the narrowest first
+		for j := i; j > 0 && axes[j].step() < axes[j-1].step(); j-- {
+			axes[j], axes[j-1] = axes[j-1], axes[j]
+		}
+	}
+	var covered uint64
+	for _, axis := range axes {
+		if axis.count <= 1 {
+			continue
+		}
+		if axis.step() <= covered {
+			return false
+		}
+		covered += uint64(axis.count-1) * axis.step()
+	}
+	return true
 }
 
 // reach is count * stride, false beyond 2^60: three of them and an offset add up in 64 bits, and no
 // slice is as long.
 func reach(count int, stride int64) (int64, bool) {
-	size := uint64(stride)
-	if stride < 0 {
-		size = -size
-	}
-	high, low := bits.Mul64(uint64(count), size)
+	high, low := bits.Mul64(uint64(count), axis{count, stride}.step())
 	if high != 0 || low >= 1<<60 {
 		return 0, false
 	}
