@@ -81,7 +81,7 @@ type BlockMemory struct {
 // gone.
 func (m *BlockMemory) Block(id int32) ([]byte, error) {
 	if m == nil || m.over.Load() {
-		return nil, invalid("the block memory was lent to a callback that has returned")
+		return nil, errMemoryReturned
 	}
 	m.once.Do(func() {
 		m.named = make(map[int32]struct{}, len(m.ids))
