@@ -96,8 +96,7 @@ namespace Kvrt
             {
                 throw new KvrtArgumentException(Status.Invalid,
                     $"with strides [{RowStride}, {HeadStride}, {DimStride}] elements of " +
-                    $"[{Rows}, {Heads}, {Dim}] lie on each other: each result needs a place of its " +
-                    "own");
+                    $"[{Rows}, {Heads}, {Dim}] lie on each other: each needs a place of its own");
             }
         }
 
