@@ -132,7 +132,8 @@ class Guard(unittest.TestCase):
                          + body.replace("uint64_t first, uint64_t count", swapped))
         self.assertEqual(abi_guard.incompatible_changes(old, new), [])  # which abidiff cannot see
         found = abi_guard.changed_parameters(old, new)
-        self.assertEqual(found, ["parameters of kv_range were (first, count) and are (count, first)"])
+        self.assertEqual(
+            found, ["parameters of kv_range were (first, count) and are (count, first)"])
         self.assertEqual(abi_guard.changed_parameters(old, old), [])
 
     def test_layouts(self):
