@@ -7,8 +7,10 @@
                               silence the check
 
 The released interface lies in tests/abi/released: kvrt.abi, a dump by abidw of every exported function
-with all types that it reaches, and constants.txt. abidiff finds the changes; this script knows which
-of them the ABI allows: new functions and constants, fields added at a struct's end, reserved fields
+with all types that it reaches; layout.txt and constants.txt as in the golden files. abidiff finds the
+changes of functions and types; what it does not see is compared here: names of parameters (two of one
+type may have changed places), structs that no function takes, constants. The script knows which
+changes the ABI allows: new functions and constants, fields added at a struct's end, reserved fields
 put to use.
 """
 
@@ -17,6 +19,7 @@ import re
 import subprocess
 import sys
 import tempfile
+import xml.etree.ElementTree
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 RELEASED = ROOT / "tests" / "abi" / "released"
@@ -95,6 +98,54 @@ def incompatible_changes(old_dump, new_dump):
     return findings
 
 
+def parameters(dump_file):
+    """The names of each function's parameters, in order."""
+    root = xml.etree.ElementTree.parse(dump_file).getroot()
+    return {function.get("name"): [p.get("name", "") for p in function.findall("parameter")]
+            for function in root.iter("function-decl")}
+
+
+def changed_parameters(old_dump, new_dump):
+    new = parameters(new_dump)
+    return [f"parameters of {name} were ({', '.join(old)}) and are ({', '.join(new[name])})"
+            for name, old in parameters(old_dump).items() if name in new and new[name] != old]
+
+
+def read_layout(path):
+    """{struct: (size, [(field, offset, size), ...])} of a golden layout file."""
+    structs = {}
+    for line in path.read_text().splitlines():
+        name, *numbers = line.split()
+        values = [int(number.split("=")[1]) for number in numbers]
+        if line.startswith(" "):
+            fields.append((name, *values))
+        else:
+            fields = []
+            structs[name] = (values[0], fields)
+    return structs
+
+
+def changed_layouts(old, new):
+    """Released structs whose fields moved, or that grew elsewhere than at the end."""
+    findings = []
+    for name, (size, fields) in old.items():
+        if name not in new:
+            findings.append(f"struct {name} is gone")
+            continue
+        new_size, new_fields = new[name]
+        if new_size < size or (name in FIXED_STRUCTS and new_size != size):
+            findings.append(f"struct {name} had {size} bytes and has {new_size}")
+        for field, now in zip(fields, new_fields):
+            renamed = field[0] != now[0] and not field[0].startswith("reserved")
+            if renamed or field[1:] != now[1:]:
+                findings.append(f"{name}: field {field} is now {now}")
+        if len(new_fields) < len(fields):
+            findings.append(f"struct {name} lost fields")
+        findings += [f"{name}: new field {field} is not at the end"
+                     for field in new_fields[len(fields):] if field[1] < size]
+    return findings
+
+
 def read_constants(path):
     return dict(line.split() for line in path.read_text().splitlines())
 
@@ -117,6 +168,9 @@ def check(tree):
         current = pathlib.Path(folder) / "current.abi"
         dump(tree / "libkvrt.so", ROOT / "include" / "kvrt", current)
         findings = incompatible_changes(RELEASED / "kvrt.abi", current)
+        findings += changed_parameters(RELEASED / "kvrt.abi", current)
+    findings += changed_layouts(read_layout(RELEASED / "layout.txt"),
+                                read_layout(GOLDEN / "layout.txt"))
     return findings + changed_constants(read_constants(RELEASED / "constants.txt"),
                                         read_constants(GOLDEN / "constants.txt"))
 
@@ -124,7 +178,8 @@ def check(tree):
 def release(tree):
     RELEASED.mkdir(exist_ok=True)
     dump(tree / "libkvrt.so", ROOT / "include" / "kvrt", RELEASED / "kvrt.abi")
-    (RELEASED / "constants.txt").write_text((GOLDEN / "constants.txt").read_text())
+    for name in ("layout.txt", "constants.txt"):
+        (RELEASED / name).write_text((GOLDEN / name).read_text())
 
 
 def main(arguments):

@@ -17,15 +17,15 @@ type AttendOptions struct {
 	LogSumExp []float32 // [rows, query heads] to be filled, natural logarithm; or nil
 }
 
-// logSumExp checks that the results for these queries lie in the slice.
+// logSumExp checks that the slice is as long as the results for these queries.
 func (o *AttendOptions) logSumExp(queries *Tensor) (*C.float, error) {
 	if o.LogSumExp == nil {
 		return nil, nil
 	}
 	needed, fine := reach(queries.rows, int64(queries.heads))
-	if !fine || needed < 1 || needed > int64(len(o.LogSumExp)) {
-		return nil, invalid("LogSumExp has %d elements, queries have %d rows of %d heads",
-			len(o.LogSumExp), queries.rows, queries.heads)
+	if !fine || needed < 1 || needed != int64(len(o.LogSumExp)) {
+		return nil, invalid("LogSumExp has %d elements, %d rows of %d query heads need %d",
+			len(o.LogSumExp), queries.rows, queries.heads, needed)
 	}
 	return (*C.float)(&o.LogSumExp[0]), nil
 }
@@ -56,7 +56,7 @@ func (s Step) Attend(layer uint32, queries, out Tensor, options AttendOptions) e
 	if err != nil {
 		return err
 	}
-	o, err := out.native("out")
+	o, err := out.nativeOutput()
 	if err != nil {
 		return err
 	}
@@ -89,7 +89,7 @@ func (s Step) WriteAttend(layer uint32, keys, values, queries, out Tensor,
 	if err != nil {
 		return err
 	}
-	o, err := out.native("out")
+	o, err := out.nativeOutput()
 	if err != nil {
 		return err
 	}

@@ -28,5 +28,5 @@
 // # Errors
 //
 // Every failure of the library is an *Error. errors.Is compares it with a Status, such as ErrAgain,
-// and with a Category, such as CategoryCapacity.
+// and with a Category, such as CategoryCapacity. Use after the end is ErrClosed as well.
 package kvrt

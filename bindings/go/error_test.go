@@ -62,3 +62,32 @@ func TestMessagesBelongToTheirCall(t *testing.T) {
 	}
 	all.Wait()
 }
+
+func TestUseAfterTheEndIsErrClosed(t *testing.T) {
+	pool := newPool(t, smallConfig(0), fullModel(1, FormatF16))
+	sequence := newSequence(t, pool, nil)
+	step := reserve(t, pool, sequence, 1)
+	var memory *BlockMemory
+	_, err := step.Export(0, nil, func(lent *BlockMemory) error {
+		memory = lent
+		return nil
+	})
+	must(t, err)
+	_, ofMemory := memory.Block(0)
+	must(t, step.Cancel())
+	_, ofStep := step.End()
+	_, ofZeroStep := Step{}.End()
+	misuse := pool.Truncate(sequence, 99)
+	must(t, pool.Close())
+	_, ofPool := pool.BeginStep()
+	for name, err := range map[string]error{"memory": ofMemory, "step": ofStep,
+		"zero step": ofZeroStep, "pool": ofPool, "step of a closed pool": step.Cancel()} {
+		if err = fmt.Errorf("engine: %w", err); !errors.Is(err, ErrClosed) ||
+			!errors.Is(err, ErrInvalid) || !errors.Is(err, CategoryArgument) {
+			t.Errorf("%s: %v", name, err)
+		}
+	}
+	if errors.Is(misuse, ErrClosed) || !errors.Is(misuse, ErrInvalid) {
+		t.Errorf("%v", misuse)
+	}
+}

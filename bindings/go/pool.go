@@ -16,10 +16,9 @@ import (
 
 // Pool is the cache of one model on one device. Make it with NewPool, end it with Close.
 type Pool struct {
-	handle     C.uintptr_t
-	hooks      *hookSet
-	arenaBytes uint64
-	waits      bool // PoolThreadSafe: a second caller waits instead of failing
+	handle C.uintptr_t
+	hooks  *hookSet
+	waits  bool // PoolThreadSafe: a second caller waits instead of failing
 
 	life lifetime
 	// turn is held by the call that is inside. The library would order or refuse callers itself,
@@ -47,12 +46,6 @@ func NewPool(config Config, model Model) (*Pool, error) {
 	}
 	p := &Pool{handle: created.pool, hooks: hooks, waits: config.Flags&PoolThreadSafe != 0}
 	runtime.SetFinalizer(p, (*Pool).collected)
-	stats, err := p.Stats()
-	if err != nil {
-		p.Close()
-		return nil, err
-	}
-	p.arenaBytes = stats.ArenaBytes
 	return p, nil
 }
 

@@ -6,6 +6,7 @@ package kvrt
 import "C"
 
 import (
+	"errors"
 	"fmt"
 	"unsafe"
 )
@@ -84,8 +85,11 @@ type Error struct {
 
 func (e *Error) Error() string { return e.Status.Error() + ": " + e.Message }
 
-// Is reports whether target is this error's Status or its Category.
+// Is reports whether target is this error's Status or its Category, or ErrClosed if it is one.
 func (e *Error) Is(target error) bool {
+	if target == ErrClosed {
+		return e == errPoolClosed || e == errStepClosed || e == errMemoryReturned
+	}
 	switch wanted := target.(type) {
 	case Status:
 		return e.Status == wanted
@@ -95,11 +99,17 @@ func (e *Error) Is(target error) bool {
 	return false
 }
 
+// ErrClosed is what errors.Is finds in the errors of a Pool, a Step or a BlockMemory that is used
+// after its end; they are ErrInvalid as well.
+var ErrClosed = errors.New("kvrt: closed")
+
 // The errors of this package's own making, in the library's words where it has some.
 var (
-	errPoolClosed = &Error{ErrInvalid, "the pool is closed"}
-	errStepClosed = &Error{ErrInvalid, "the step is closed: it was ended or cancelled"}
-	errPoolBusy   = &Error{ErrInvalid, "another goroutine is inside a call on this pool: take " +
+	errPoolClosed     = &Error{ErrInvalid, "the pool is closed"}
+	errStepClosed     = &Error{ErrInvalid, "the step is closed: it was ended or cancelled"}
+	errMemoryReturned = &Error{ErrInvalid, "the block memory was lent to a callback that has " +
+		"returned"}
+	errPoolBusy = &Error{ErrInvalid, "another goroutine is inside a call on this pool: take " +
 		"turns, or create it with PoolThreadSafe"}
 )
 

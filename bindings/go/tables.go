@@ -6,6 +6,7 @@ package kvrt
 import "C"
 
 import (
+	"sync"
 	"sync/atomic"
 	"unsafe"
 )
@@ -65,26 +66,39 @@ type Tables struct {
 }
 
 // BlockMemory is the memory that exported ids address, lent for the length of a callback: the pool
-// stays until it returns, and the blocks belong to the step until its fence.
+// stays until it returns. The blocks belong to the step until its fence, so the callback must not
+// end it before it is done with them.
 type BlockMemory struct {
 	base        unsafe.Pointer
 	keyScales   unsafe.Pointer
 	valueScales unsafe.Pointer
 	stride      uint64
 	bytes       uint64
-	arenaBytes  uint64
+	ids         []int32 // of all items, as the library named them
 	over        atomic.Bool
+	once        sync.Once
+	named       map[int32]struct{} // made of ids when the first block is asked for
 }
 
-// Block is the memory of a block. It must not be kept longer than the BlockMemory.
+// Block is the memory of one of the blocks that the exported tables name. Only the slots of the
+// step's new tokens may be written: other sequences may read the rest. The slice must not be kept
+// longer than the BlockMemory; nothing stops its use afterwards, when the memory is another's or
+// gone.
 func (m *BlockMemory) Block(id int32) ([]byte, error) {
 	if m == nil || m.over.Load() {
-		return nil, invalid("the block memory was lent to a callback that has returned")
+		return nil, errMemoryReturned
 	}
-	offset := uint64(uint32(id)) * m.stride
-	if id < 0 || offset+m.bytes > m.arenaBytes {
-		return nil, invalid("id %d is no block of this layer", id)
+	m.once.Do(func() {
+		m.named = make(map[int32]struct{}, len(m.ids))
+		for _, id := range m.ids {
+			m.named[id] = struct{}{}
+		}
+	})
+	if _, known := m.named[id]; !known {
+		return nil, invalid("id %d is none of the %d blocks that the tables of this layer and "+
+			"step name", id, len(m.named))
 	}
+	offset := uint64(id) * m.stride
 	return unsafe.Slice((*byte)(unsafe.Add(m.base, offset)), m.bytes), nil
 }
 
@@ -103,6 +117,16 @@ func (m *BlockMemory) lent(address unsafe.Pointer) unsafe.Pointer {
 	return address
 }
 
+// blockIDs is the library's own list of a layer's blocks, whatever became of the caller's buffers.
+func (s Step) blockIDs(step *openStep, layer uint32, count uint64) ([]int32, error) {
+	ids := make([]int32, count)
+	listed := C.kvgo_step_export(step.handle, C.uint32_t(layer), C.kvgo_buffers{
+		indices:          int32Pointer(ids),
+		indices_capacity: C.uint64_t(count),
+	})
+	return ids, s.pool.failure(listed.result)
+}
+
 // Export fills the buffers for one layer of a reserved step; the layer counts as written then.
 // `use` is called with the memory that the ids address, and may be nil; its error is returned.
 func (s Step) Export(layer uint32, buffers *TableBuffers, use func(*BlockMemory) error) (Tables,
@@ -114,9 +138,13 @@ func (s Step) Export(layer uint32, buffers *TableBuffers, use func(*BlockMemory)
 	}
 	exported := C.kvgo_step_export(step.handle, C.uint32_t(layer), native)
 	err = s.pool.failure(exported.result)
+	tables := tablesOf(&exported.tables)
+	var ids []int32
+	if err == nil && use != nil {
+		ids, err = s.blockIDs(step, layer, tables.IndicesCount)
+	}
 	lends := err == nil && use != nil && s.pool.stay() == nil
 	s.pool.leave()
-	tables := tablesOf(&exported.tables)
 	if !lends {
 		return tables, err
 	}
@@ -126,7 +154,7 @@ func (s Step) Export(layer uint32, buffers *TableBuffers, use func(*BlockMemory)
 		valueScales: unsafe.Pointer(exported.tables.value_scales),
 		stride:      uint64(tables.BlockStride),
 		bytes:       uint64(tables.BlockBytes),
-		arenaBytes:  s.pool.arenaBytes,
+		ids:         ids,
 	}
 	defer s.pool.quit()
 	defer memory.over.Store(true)

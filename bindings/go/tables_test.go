@@ -4,6 +4,7 @@ package kvrt
 
 import (
 	"errors"
+	"fmt"
 	"reflect"
 	"testing"
 	"unsafe"
@@ -103,7 +104,7 @@ func testExport(t *testing.T, layout Layout) {
 		}
 		for _, id := range []int32{-1, 1<<31 - 1} {
 			_, err := memory.Block(id)
-			refused(t, err, ErrInvalid, "no block")
+			refused(t, err, ErrInvalid, fmt.Sprintf("id %d is none of the 5 blocks", id))
 		}
 		return nil
 	})
@@ -140,6 +141,48 @@ func checkStored(t *testing.T, memory *BlockMemory, tables *Tables, place int64,
 			}
 		}
 	}
+}
+
+// The blocks of other sequences and other layers are out of reach, also of who writes their ids
+// into the buffers.
+func TestBlocksOfOthersAreNotLent(t *testing.T) {
+	model := fullModel(2, FormatF32)
+	pool := newPool(t, smallConfig(0), model)
+	mine, other := newSequence(t, pool, nil), newSequence(t, pool, nil)
+	grow(t, pool, model, mine, 20)
+	grow(t, pool, model, other, 40)
+	idsOf := func(sequence Sequence, layer uint32) []int32 {
+		step := reserve(t, pool, sequence, 1)
+		defer step.Close()
+		buffers := tableBuffers()
+		tables, err := step.Export(layer, buffers, nil)
+		must(t, err)
+		return buffers.Indices[:tables.IndicesCount]
+	}
+	foreign := append(idsOf(other, 0), idsOf(mine, 1)...)
+	if len(foreign) != 3+2 {
+		t.Fatalf("the others have the blocks %v", foreign)
+	}
+	step := reserve(t, pool, mine, 1)
+	defer step.Close()
+	buffers := tableBuffers()
+	_, err := step.Export(0, buffers, func(memory *BlockMemory) error {
+		for _, id := range buffers.Indices[:2] {
+			block, err := memory.Block(id)
+			must(t, err)
+			if len(block) != 16*kvHeads*(keyDim+valueDim)*4 {
+				t.Errorf("block %d has %d bytes", id, len(block))
+			}
+		}
+		copy(buffers.Indices, foreign)
+		copy(buffers.BlockTable, foreign)
+		for _, id := range foreign {
+			_, err := memory.Block(id)
+			refused(t, err, ErrInvalid, "none of the 2 blocks")
+		}
+		return nil
+	})
+	must(t, err)
 }
 
 // Each buffer in turn is too small by one: ErrLimit, the needed sizes, and nothing written.

@@ -33,8 +33,9 @@ check() {
     fi
 }
 
+# skip NAME REASON: no case; whoever runs this script shows such lines.
 skip() {
-    echo "check $1 ... skipped: $2"
+    echo "skipped: check $1: $2"
 }
 
 # The build script must fail, and say these words.
@@ -73,17 +74,18 @@ check "documentation without warnings" cargo doc --offline --no-deps --quiet
 if cargo fmt --version >/dev/null 2>&1; then
     check "formatted" cargo fmt --check
 else
-    skip "formatted" "there is no rustfmt"
+    skip "formatted" "cargo fmt is not installed"
 fi
 if cargo clippy --version >/dev/null 2>&1; then
     check "clippy, which also knows what Rust 1.75 lacks" \
         cargo clippy --offline --all-targets --quiet
 else
-    skip "clippy" "there is no clippy"
+    skip "clippy" "cargo clippy is not installed"
 fi
 check "both packages, from which the crates are built" \
     cargo package --workspace --offline --allow-dirty
 check "a library folder given by hand" build_succeeds KVRT_LIB_DIR="$prefix/lib" PKG_CONFIG=false
+check "a library folder set to nothing counts as not set" build_succeeds KVRT_LIB_DIR=
 check "a wrong library folder is named" \
     build_fails_with "$build/empty/libkvrt.so: no such file" KVRT_LIB_DIR="$build/empty"
 check "what pkg-config says is passed on" build_fails_with "Package kvrt was not found" \

@@ -120,6 +120,46 @@ class Guard(unittest.TestCase):
         found = self.findings("uint32_t x, y;", "uint32_t y, x; uint64_t z;")
         self.assertIn("kv_one", found)
 
+    def test_parameters_that_change_places(self):
+        header = HEADER.replace("const kv_one *one, uint32_t count);",
+                                "const kv_one *one, uint32_t count);\n"
+                                "int32_t kv_range(uint64_t first, uint64_t count);")
+        body = "\nint32_t kv_range(uint64_t first, uint64_t count) { return first < count; }\n"
+        old = self.build("range", header, SOURCE % ("a", "a") + body)
+        swapped = "uint64_t count, uint64_t first"
+        new = self.build("swapped", header.replace("uint64_t first, uint64_t count", swapped),
+                         SOURCE % ("a", "a")
+                         + body.replace("uint64_t first, uint64_t count", swapped))
+        self.assertEqual(abi_guard.incompatible_changes(old, new), [])  # which abidiff cannot see
+        found = abi_guard.changed_parameters(old, new)
+        self.assertEqual(
+            found, ["parameters of kv_range were (first, count) and are (count, first)"])
+        self.assertEqual(abi_guard.changed_parameters(old, old), [])
+
+    def test_layouts(self):
+        head = [("struct_size", 0, 4), ("flags", 4, 4), ("next", 8, 8)]
+        old = {"kv_struct_header": (16, head), "kv_one": (24, head + [("x", 16, 4),
+                                                                      ("reserved0", 20, 4)])}
+        def findings(**changed):
+            return abi_guard.changed_layouts(old, {**old, **changed})
+        self.assertEqual(findings(), [])
+        used = head + [("x", 16, 4), ("window", 20, 4)]
+        self.assertEqual(findings(kv_one=(32, used + [("y", 24, 8)])), [])
+        self.assertEqual(findings(kv_new=(16, head)), [])
+        for changed in [
+            {"kv_struct_header": (24, head + [("more", 16, 8)])},
+            {"kv_struct_header": (16, [("flags", 0, 4), ("struct_size", 4, 4), ("next", 8, 8)])},
+            {"kv_one": (24, head + [("reserved0", 16, 4), ("x", 20, 4)])},
+            {"kv_one": (24, head + [("renamed", 16, 4), ("reserved0", 20, 4)])},
+            {"kv_one": (24, head + [("x", 16, 8)])},
+            {"kv_one": (16, head)},
+        ]:
+            with self.subTest(changed):
+                self.assertNotEqual(findings(**changed), [])
+        without = dict(old)
+        del without["kv_one"]
+        self.assertEqual(abi_guard.changed_layouts(old, without), ["struct kv_one is gone"])
+
     def test_constants(self):
         old = {"KV_OK": "0", "KV_INVALID": "-100", "KVRT_VERSION": "100"}
         more = {**old, "KV_NEW": "7", "KVRT_VERSION": "200"}

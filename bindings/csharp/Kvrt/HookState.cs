@@ -4,7 +4,6 @@ using System;
 using System.Runtime.ExceptionServices;
 using System.Runtime.InteropServices;
 using System.Text;
-using System.Threading;
 using Kvrt.Native;
 
 namespace Kvrt
@@ -40,12 +39,16 @@ namespace Kvrt
         [ThreadStatic]
         private static int depth;
 
+        /// <summary>What a hook threw in the call that this thread is inside of: the library calls
+        /// hooks on the thread of the call.</summary>
+        [ThreadStatic]
+        private static ExceptionDispatchInfo pending;
+
         private readonly Func<ulong, ulong, IntPtr> allocate;
         private readonly Action<IntPtr, ulong, ulong> release;
         private readonly Action<LogLevel, string> log;
         private readonly Func<ulong> now;
         private readonly ParallelLoop parallelFor;
-        private ExceptionDispatchInfo pending;
         private GCHandle self; // what the user pointer leads to; strong: it outlives the pool
 
         public HookState(Hooks hooks)
@@ -87,10 +90,19 @@ namespace Kvrt
             }
         }
 
-        /// <summary>What a hook threw since the last call asked, or null.</summary>
-        public ExceptionDispatchInfo TakePending()
+        /// <summary>A call begins, of which nothing is known yet: a finalizer has nobody to tell
+        /// what it left.</summary>
+        public static void ForgetPending()
         {
-            return pending == null ? null : Interlocked.Exchange(ref pending, null);
+            pending = null;
+        }
+
+        /// <summary>What a hook threw in this thread's call, or null.</summary>
+        public static ExceptionDispatchInfo TakePending()
+        {
+            ExceptionDispatchInfo thrown = pending;
+            pending = null;
+            return thrown;
         }
 
         private static IntPtr Pointer<T>(Delegate hook, T callback)
@@ -103,15 +115,30 @@ namespace Kvrt
             return (HookState)GCHandle.FromIntPtr(user).Target;
         }
 
-        private void Keep(Exception error)
+        /// <summary>A hook begins: what calls on other pools inside it leave is not of the call
+        /// around it, whose exception so far is returned.</summary>
+        private static ExceptionDispatchInfo Begin()
         {
-            Interlocked.CompareExchange(ref pending, ExceptionDispatchInfo.Capture(error), null);
+            ++depth;
+            return TakePending();
+        }
+
+        private static void Keep(Exception error)
+        {
+            pending = ExceptionDispatchInfo.Capture(error);
+        }
+
+        /// <summary>The hook ends; of several exceptions in one call the first is kept.</summary>
+        private static void End(ExceptionDispatchInfo before)
+        {
+            --depth;
+            pending = before ?? pending;
         }
 
         private static IntPtr Allocate(IntPtr user, UIntPtr bytes, UIntPtr alignment)
         {
             HookState state = Of(user);
-            ++depth;
+            ExceptionDispatchInfo before = Begin();
             try
             {
                 IntPtr memory = state.allocate((ulong)bytes, (ulong)alignment);
@@ -125,67 +152,67 @@ namespace Kvrt
             }
             catch (Exception error)
             {
-                state.Keep(error);
+                Keep(error);
                 return IntPtr.Zero;
             }
             finally
             {
-                --depth;
+                End(before);
             }
         }
 
         private static void Release(IntPtr user, IntPtr memory, UIntPtr bytes, UIntPtr alignment)
         {
             HookState state = Of(user);
-            ++depth;
+            ExceptionDispatchInfo before = Begin();
             try
             {
                 state.release(memory, (ulong)bytes, (ulong)alignment);
             }
             catch (Exception error)
             {
-                state.Keep(error);
+                Keep(error);
             }
             finally
             {
-                --depth;
+                End(before);
             }
         }
 
         private static void Log(IntPtr user, int level, byte* text, UIntPtr length)
         {
             HookState state = Of(user);
-            ++depth;
+            ExceptionDispatchInfo before = Begin();
             try
             {
                 state.log((LogLevel)level, Encoding.UTF8.GetString(text, checked((int)length)));
             }
             catch (Exception error)
             {
-                state.Keep(error);
+                Keep(error);
             }
             finally
             {
-                --depth;
+                End(before);
             }
         }
 
         private static ulong Now(IntPtr user)
         {
             HookState state = Of(user);
-            ++depth;
+            ExceptionDispatchInfo before = Begin();
             try
             {
                 return state.now();
             }
             catch (Exception error)
             {
-                state.Keep(error);
+                Keep(error);
                 return 0;
             }
             finally
             {
-                --depth;
+                End(before);
             }
         }
 
@@ -193,7 +220,7 @@ namespace Kvrt
         {
             HookState state = Of(user);
             ParallelLoopRun loop = null;
-            ++depth;
+            ExceptionDispatchInfo before = Begin();
             try
             {
                 loop = new ParallelLoopRun(count, body, context);
@@ -201,12 +228,12 @@ namespace Kvrt
             }
             catch (Exception error)
             {
-                state.Keep(error);
+                Keep(error);
             }
             finally
             {
                 loop?.Finish();
-                --depth;
+                End(before);
             }
         }
     }

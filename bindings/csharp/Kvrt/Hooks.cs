@@ -8,8 +8,11 @@ namespace Kvrt
     public delegate void ParallelLoop(uint count, Action<uint> body);
 
     /// <summary>Functions of the host that one pool calls, each optional. They must not call back
-    /// into the pool. What they throw does not reach the library: it is thrown from the call during
-    /// which it happened, behind that call's own error if it has one.</summary>
+    /// into the pool, but for its counters. They live as long as the pool, with all that they
+    /// refer to: if they reach the pool itself, the collector never takes it, and
+    /// <see cref="Pool.Dispose"/> is the only way to release it. What they throw does not reach the
+    /// library: it is thrown from the call during which it happened, behind that call's own error
+    /// if it has one.</summary>
     public sealed class Hooks
     {
         /// <summary>Memory of (bytes, alignment), or zero to refuse; comes with

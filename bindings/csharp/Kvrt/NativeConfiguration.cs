@@ -10,33 +10,33 @@ namespace Kvrt
     internal sealed unsafe class NativeConfiguration : IDisposable
     {
         private readonly List<GCHandle> pins = new List<GCHandle>();
-        private kv_pool_config config;
-        private kv_model model;
+        private kv_pool_config native;
+        private kv_model nativeModel;
 
-        public NativeConfiguration(PoolConfig source, Model sourceModel)
+        public NativeConfiguration(PoolConfig config, Model model)
         {
-            if (source == null)
+            if (config == null)
             {
-                throw new ArgumentNullException(nameof(source), "The configuration is null.");
+                throw new ArgumentNullException(nameof(config), "The configuration is null.");
             }
-            if (sourceModel == null)
+            if (model == null)
             {
-                throw new ArgumentNullException(nameof(sourceModel), "The model is null.");
+                throw new ArgumentNullException(nameof(model), "The model is null.");
             }
-            config.struct_size = (uint)sizeof(kv_pool_config);
-            config.flags = (uint)source.Options;
-            config.arena_bytes = source.ArenaBytes;
-            config.device = (uint)source.Device;
-            config.layout = (uint)source.Layout;
-            config.block_tokens = source.BlockTokens;
-            config.max_sequences = source.MaxSequences;
-            config.max_tokens_per_sequence = source.MaxTokensPerSequence;
-            config.max_step_sequences = source.MaxStepSequences;
-            config.max_step_tokens = source.MaxStepTokens;
-            config.threads = source.Threads;
+            native.struct_size = (uint)sizeof(kv_pool_config);
+            native.flags = (uint)config.Options;
+            native.arena_bytes = config.ArenaBytes;
+            native.device = (uint)config.Device;
+            native.layout = (uint)config.Layout;
+            native.block_tokens = config.BlockTokens;
+            native.max_sequences = config.MaxSequences;
+            native.max_tokens_per_sequence = config.MaxTokensPerSequence;
+            native.max_step_sequences = config.MaxStepSequences;
+            native.max_step_tokens = config.MaxStepTokens;
+            native.threads = config.Threads;
             try
             {
-                Describe(sourceModel);
+                Describe(model);
             }
             catch
             {
@@ -48,12 +48,12 @@ namespace Kvrt
         /// <summary>A copy for one call, with that call's hooks.</summary>
         public kv_pool_config Config(kv_hooks* hooks)
         {
-            kv_pool_config copy = config;
+            kv_pool_config copy = native;
             copy.hooks = hooks;
             return copy;
         }
 
-        public kv_model Model => model;
+        public kv_model Model => nativeModel;
 
         public void Dispose()
         {
@@ -71,9 +71,9 @@ namespace Kvrt
             {
                 layers[i] = Describe(source.Layers[i], i);
             }
-            model.struct_size = (uint)sizeof(kv_model);
-            model.layers = (kv_layer*)Pin(layers);
-            model.layer_count = (uint)layers.Length;
+            nativeModel.struct_size = (uint)sizeof(kv_model);
+            nativeModel.layers = (kv_layer*)Pin(layers);
+            nativeModel.layer_count = (uint)layers.Length;
         }
 
         private kv_layer Describe(Layer source, int index)

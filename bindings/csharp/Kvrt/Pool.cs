@@ -12,7 +12,7 @@ namespace Kvrt
     /// <remarks>Threads: calls on one pool are made one at a time, by any thread; two at once give
     /// <see cref="Status.Invalid"/>. With <see cref="PoolOptions.ThreadSafe"/> a lock inside orders
     /// them. <see cref="GetStats"/>, <see cref="GetClassStats"/> and <see cref="Dispose"/> are for
-    /// any thread at any time.</remarks>
+    /// any thread at any time, also from inside a hook.</remarks>
     public sealed unsafe partial class Pool : IDisposable
     {
         private readonly PoolHandle handle = new PoolHandle();
@@ -40,21 +40,33 @@ namespace Kvrt
             kv_hooks table = hooks == null ? default : hooks.Describe();
             kv_pool_config config = source.Config(hooks == null ? null : &table);
             kv_model model = source.Model;
+            HookState.ForgetPending();
             int status = NativeMethods.kv_pool_create(&config, &model, &pool);
+            ExceptionDispatchInfo thrown = HookState.TakePending();
             if (status < 0)
             {
                 hooks?.Free();
-                KvrtException.Throw(status, hooks?.TakePending()?.SourceException);
+                KvrtException.Throw(status, thrown?.SourceException);
             }
             handle.Adopt(pool, hooks);
+            if (thrown != null)
+            {
+                handle.Dispose();
+                thrown.Throw();
+            }
         }
 
-        /// <summary>Ends the pool with all its sequences and steps, once no call is inside. Their
-        /// further use is an ObjectDisposedException. Disposing again does nothing.</summary>
+        /// <summary>Closes the pool with all its sequences and steps: their further use is an
+        /// ObjectDisposedException. Does not wait: when calls are inside on other threads, the
+        /// memory goes when the last of them leaves. Disposing again does nothing.</summary>
         public void Dispose()
         {
+            HookState.ForgetPending();
             handle.Dispose();
-            hooks?.TakePending()?.Throw();
+            if (hooks != null)
+            {
+                HookState.TakePending()?.Throw();
+            }
         }
 
         /// <summary>What a pool of this configuration needs and holds, without creating
@@ -97,7 +109,7 @@ namespace Kvrt
             kv_pool_stats stats = default;
             stats.struct_size = (uint)sizeof(kv_pool_stats);
             int status;
-            PoolLease lease = Enter();
+            PoolLease lease = EnterFromAnywhere();
             try
             {
                 status = NativeMethods.kv_pool_get_stats(lease.Pool, &stats);
@@ -117,7 +129,7 @@ namespace Kvrt
             kv_class_stats stats = default;
             stats.struct_size = (uint)sizeof(kv_class_stats);
             int status;
-            PoolLease lease = Enter();
+            PoolLease lease = EnterFromAnywhere();
             try
             {
                 status = NativeMethods.kv_pool_get_class_stats(lease.Pool, classIndex, &stats);
@@ -253,6 +265,15 @@ namespace Kvrt
             return Enter(null);
         }
 
+        /// <summary>The same for counters, which hooks may read too: the library reads them without
+        /// a lock.</summary>
+        private PoolLease EnterFromAnywhere()
+        {
+            CheckOpen();
+            HookState.ForgetPending();
+            return new PoolLease(handle, null);
+        }
+
         /// <summary>The same for calls on steps, which wait for their turn where the library would
         /// let them wait too.</summary>
         internal PoolLease EnterStep()
@@ -265,37 +286,33 @@ namespace Kvrt
 
         private PoolLease Enter(object turn)
         {
+            CheckOpen();
+            if (hooks != null)
+            {
+                HookState.RefuseReentry();
+                HookState.ForgetPending();
+            }
+            return new PoolLease(handle, turn);
+        }
+
+        private void CheckOpen()
+        {
             if (handle.IsClosed)
             {
                 throw new ObjectDisposedException(nameof(Pool), "The pool is closed.");
             }
-            if (hooks != null)
-            {
-                HookState.RefuseReentry();
-            }
-            return new PoolLease(handle, turn);
         }
 
         /// <summary>Throws what the call returned, or what a hook threw in it. On the thread of the
         /// call, right behind it: the library keeps a thread's last message.</summary>
         internal void Finish(int status)
         {
-            ExceptionDispatchInfo thrown = hooks?.TakePending();
+            ExceptionDispatchInfo thrown = hooks == null ? null : HookState.TakePending();
             if (status < 0)
             {
                 KvrtException.Throw(status, thrown?.SourceException);
             }
             thrown?.Throw();
-        }
-
-        /// <summary>Finish for calls that hand something out, which must not be lost: what a hook
-        /// threw waits for the next call.</summary>
-        internal static void FinishCreation(int status)
-        {
-            if (status < 0)
-            {
-                KvrtException.Throw(status, null);
-            }
         }
 
         private static byte[] Terminated(string path)

@@ -63,7 +63,7 @@ namespace Kvrt
             {
                 lease.Release();
             }
-            FinishCreation(status);
+            Finish(status);
             return new Sequence(sequence);
         }
 
@@ -113,7 +113,7 @@ namespace Kvrt
             {
                 lease.Release();
             }
-            FinishCreation(status);
+            Finish(status);
         }
 
         /// <summary>Forgets all tokens from position tokensSeen on, which becomes the next

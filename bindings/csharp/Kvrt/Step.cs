@@ -73,7 +73,7 @@ namespace Kvrt
             {
                 lease.Release();
             }
-            FinishCreation(status);
+            Finish(status);
             return step;
         }
 

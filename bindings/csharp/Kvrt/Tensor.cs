@@ -75,6 +75,64 @@ namespace Kvrt
             }
         }
 
+        /// <summary>Throws unless each axis steps over all that the narrower ones cover, so that
+        /// no two elements share a place. For layouts that fit their spans: nothing overflows.
+        /// </summary>
+        internal void CheckApart()
+        {
+            if (IsDense || Rows == 0 || Heads == 0 || Dim == 0)
+            {
+                return;
+            }
+            var narrow = new Axis(Dim, DimStride);
+            var middle = new Axis(Heads, HeadStride);
+            var wide = new Axis(Rows, RowStride);
+            Axis.Order(ref narrow, ref middle);
+            Axis.Order(ref middle, ref wide);
+            Axis.Order(ref narrow, ref middle);
+            long covered = 0;
+            if (!narrow.StepsOver(ref covered) || !middle.StepsOver(ref covered) ||
+                !wide.StepsOver(ref covered))
+            {
+                throw new KvrtArgumentException(Status.Invalid,
+                    $"with strides [{RowStride}, {HeadStride}, {DimStride}] elements of " +
+                    $"[{Rows}, {Heads}, {Dim}] lie on each other: each needs a place of its own");
+            }
+        }
+
+        private readonly struct Axis
+        {
+            private readonly uint count;
+            private readonly long step; // 0: there is but one element
+
+            public Axis(uint count, long stride)
+            {
+                this.count = count;
+                step = count == 1 ? 0 : Math.Abs(stride);
+            }
+
+            public static void Order(ref Axis narrow, ref Axis wide)
+            {
+                if (narrow.step > wide.step)
+                {
+                    Axis swapped = narrow;
+                    narrow = wide;
+                    wide = swapped;
+                }
+            }
+
+            public bool StepsOver(ref long covered)
+            {
+                if (count == 1)
+                {
+                    return true;
+                }
+                bool over = step > covered;
+                covered += (count - 1) * step;
+                return over;
+            }
+        }
+
         private bool ReachesWithin(int length)
         {
             if (Rows == 0 || Heads == 0 || Dim == 0)
@@ -169,13 +227,15 @@ namespace Kvrt
         }
     }
 
-    /// <summary>A tensor that the library writes: the results of attention.</summary>
+    /// <summary>A tensor that the library writes: the results of attention. No two of its elements
+    /// lie on each other.</summary>
     public readonly ref struct Tensor
     {
         internal readonly ReadOnlyTensor View;
 
         private Tensor(ReadOnlyTensor view)
         {
+            view.Layout.CheckApart();
             View = view;
         }
 

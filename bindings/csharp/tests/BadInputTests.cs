@@ -1,5 +1,6 @@
 // What the language's types let through: null, empty, wrong lengths, wrong types, overflow.
 using System;
+using System.Collections.Generic;
 using System.Linq;
 
 namespace Kvrt.Tests
@@ -26,22 +27,26 @@ namespace Kvrt.Tests
         public static void NullIsNamed()
         {
             Model model = With(layer => { });
-            Check.Throws<ArgumentNullException>(() => new Pool(null, model), "config");
-            Check.Throws<ArgumentNullException>(() => new Pool(Small, null), "model");
-            Check.Throws<ArgumentNullException>(() => Pool.Plan(null, model), "plan's config");
-            Check.Throws<ArgumentNullException>(() => new Model(null), "layers");
-            Check.Throws<ArgumentNullException>(() => new Model(new Layer[1]), "a layer");
+            NamesParameter("config", () => new Pool(null, model));
+            NamesParameter("model", () => new Pool(Small, null));
+            NamesParameter("config", () => Pool.Plan(null, model));
+            NamesParameter("model", () => Pool.Plan(Small, null));
+            NamesParameter("layers", () => new Model(null));
+            NamesParameter("layers", () => new Model(new Layer[1]));
             using (var engine = new Engine())
             {
                 Pool pool = engine.Pool;
                 Sequence sequence = pool.CreateSequence();
-                Check.Throws<ArgumentNullException>(() => pool.SetStatistics(null), "statistics");
-                Check.Throws<ArgumentNullException>(
-                    () => pool.GetStatistics(sequence, null), "statistics to fill");
-                Check.Throws<ArgumentNullException>(() => pool.LoadStatistics(null), "path");
-                Check.Throws<ArgumentNullException>(
-                    () => pool.SaveStatistics(sequence, null), "path to save");
+                NamesParameter("statistics", () => pool.SetStatistics(null));
+                NamesParameter("statistics", () => pool.GetStatistics(sequence, null));
+                NamesParameter("path", () => pool.LoadStatistics(null));
+                NamesParameter("path", () => pool.SaveStatistics(sequence, null));
             }
+        }
+
+        private static void NamesParameter(string name, Action action)
+        {
+            Check.Equal(name, Check.Throws<ArgumentNullException>(action, name).ParamName, "name");
         }
 
         [Test]
@@ -152,6 +157,60 @@ namespace Kvrt.Tests
             }
             ReadOnlyTensor.Float32(data, new TensorLayout(2, 3, 4, 0, 0, 0, 76));
             ReadOnlyTensor.Float32(data, new TensorLayout(100, 1, 1, 1, 0, 0));
+        }
+
+        /// <summary>What is read may overlap, such as one row for all; what is written may not. The
+        /// expectation is a table of the places that the elements take.</summary>
+        [Test]
+        public static void ResultsDoNotLieOnEachOther()
+        {
+            var data = new float[300];
+            long[] strides = { -12, -8, -5, -4, -1, 0, 1, 2, 3, 4, 6, 8, 12, 24, 40 };
+            uint[] counts = { 1, 2, 3, 4 };
+            int apart = 0, refused = 0;
+            foreach (uint rows in counts)
+            foreach (long rowStride in strides)
+            foreach (long headStride in strides)
+            foreach (long dimStride in new long[] { -1, 0, 1, 4 })
+            {
+                var layout = new TensorLayout(rows, 2, 4, rowStride, headStride, dimStride, 60);
+                if (rowStride == 0 && headStride == 0 && dimStride == 0)
+                {
+                    continue; // dense
+                }
+                ReadOnlyTensor.Float32(data, layout);
+                bool distinct = Places(layout).Distinct().Count() == rows * 2 * 4;
+                try
+                {
+                    Tensor.Float32(data, layout);
+                    Check.True(distinct, $"taken: {rows}, {rowStride}, {headStride}, {dimStride}");
+                    ++apart;
+                }
+                catch (KvrtArgumentException error)
+                {
+                    Check.Contains("lie on each other", error.Message, "message");
+                    refused += distinct ? 0 : 1;
+                }
+            }
+            Check.True(apart > 100 && refused > 100, $"{apart} taken, {refused} refused");
+            Tensor.Float32(data, new TensorLayout(3, 2, 4, 8, 4, 1)); // rows of heads
+            Tensor.Float32(data, new TensorLayout(3, 2, 4, 4, 12, 1)); // heads of rows
+            Tensor.Float32(data, new TensorLayout(3, 2, 4, 1, 12, 3)); // rows innermost
+            Tensor.Float32(data, new TensorLayout(1, 1, 4, long.MinValue, 0, 1));
+            Tensor.Float16(new ushort[8], new TensorLayout(0, 2, 4, 0, 0, 1));
+            Check.Fails(Status.Invalid, "lie on each other",
+                        () => Tensor.BFloat16(new ushort[8], new TensorLayout(3, 2, 4, 0, 4, 1)));
+        }
+
+        private static IEnumerable<long> Places(TensorLayout layout)
+        {
+            for (long row = 0; row < layout.Rows; ++row)
+            for (long head = 0; head < layout.Heads; ++head)
+            for (long dim = 0; dim < layout.Dim; ++dim)
+            {
+                yield return row * layout.RowStride + head * layout.HeadStride +
+                             dim * layout.DimStride;
+            }
         }
 
         [Test]

@@ -96,7 +96,7 @@ namespace Kvrt.Tests
             {
                 CheckModel(layer, (kv_model)Internal("NativeConfiguration").GetProperty("Model")
                                       .GetValue(configuration));
-                object native = Internal("NativeConfiguration").GetField("config", Hidden)
+                object native = Internal("NativeConfiguration").GetField("native", Hidden)
                     .GetValue(configuration);
                 Check.Equal((uint)sizeof(kv_pool_config), ((kv_pool_config)native).struct_size,
                             "struct_size of kv_pool_config");

@@ -371,11 +371,121 @@ namespace Kvrt.Tests
             }
         }
 
+        /// <summary>One thread's clock throws, and the other's does not: each call has its own
+        /// outcome.</summary>
+        [Test]
+        public static void WhatAHookThrowsBelongsToItsThread()
+        {
+            int throwing = 0; // the thread whose clock throws
+            var hooks = new Hooks
+            {
+                Now = () => Thread.CurrentThread.ManagedThreadId == throwing
+                                ? throw new HookFailure() : 1UL
+            };
+            using (Engine engine = With(hooks, PoolOptions.ThreadSafe))
+            {
+                var policy = new Policy { Scorer = Scorer.Streaming, Budget = 8 };
+                Sequence first = engine.Pool.CreateSequence(policy);
+                Sequence second = engine.Pool.CreateSequence(policy);
+                bool done = false;
+                Exception foreign = null;
+                throwing = Thread.CurrentThread.ManagedThreadId;
+                var other = new Thread(() =>
+                {
+                    try
+                    {
+                        while (!Volatile.Read(ref done))
+                        {
+                            engine.Pool.Compress(second);
+                        }
+                    }
+                    catch (Exception error)
+                    {
+                        foreign = error;
+                    }
+                });
+                other.Start();
+                int own = 0;
+                for (int i = 0; i < 20000; ++i)
+                {
+                    try
+                    {
+                        engine.Pool.Compress(first);
+                    }
+                    catch (HookFailure)
+                    {
+                        ++own;
+                    }
+                }
+                Volatile.Write(ref done, true);
+                other.Join();
+                Check.True(foreign == null, "the other thread's call: " + foreign);
+                Check.Equal(20000, own, "exceptions of this thread's calls");
+            }
+        }
+
+        /// <summary>A hook that makes another pool, whose own hook throws in its creation.
+        /// </summary>
+        [Test]
+        public static void WhatAnInnerPoolsHookThrowsIsTheInnerPools()
+        {
+            Exception inner = null;
+            var failing = new Hooks
+            {
+                Allocate = (bytes, alignment) => { throw new HookFailure(); },
+                Release = (memory, bytes, alignment) => { }
+            };
+            var hooks = new Hooks
+            {
+                Now = () =>
+                {
+                    inner = Check.Throws<KvrtCapacityException>(() => With(failing), "creation");
+                    return 1;
+                }
+            };
+            using (Engine engine = With(hooks))
+            {
+                engine.Pool.Compress(engine.Pool.CreateSequence(
+                    new Policy { Scorer = Scorer.Streaming, Budget = 8 }));
+                Check.True(inner.InnerException is HookFailure, "inner: " + inner.InnerException);
+            }
+        }
+
+        [Test]
+        public static void AHookMayReadCounters()
+        {
+            Engine engine = null;
+            uint sequences = 0;
+            ulong pinned = 0;
+            var hooks = new Hooks
+            {
+                Now = () =>
+                {
+                    sequences = engine.Pool.GetStats().Sequences;
+                    pinned = engine.Pool.GetClassStats(0).Pinned;
+                    return 1;
+                }
+            };
+            foreach (PoolOptions options in new[] { PoolOptions.None, PoolOptions.ThreadSafe })
+            {
+                using (engine = With(hooks, options))
+                {
+                    Sequence sequence = engine.Pool.CreateSequence(
+                        new Policy { Scorer = Scorer.Streaming, Budget = 8 });
+                    engine.Run(sequence, 1, 10);
+                    sequences = 0;
+                    engine.Pool.Compress(sequence);
+                    Check.Equal(1u, sequences, "sequences");
+                    Check.True(pinned != 0, "pinned blocks");
+                }
+            }
+        }
+
         [Test]
         public static void CallingBackIsAnError()
         {
             Engine engine = null;
-            var hooks = new Hooks { Now = () => engine.Pool.GetStats().Free };
+            var hooks = new Hooks { Now = () => { engine.Pool.Check(); return 1; } };
             using (engine = With(hooks, PoolOptions.ThreadSafe))
             {
                 Sequence sequence = engine.Pool.CreateSequence(

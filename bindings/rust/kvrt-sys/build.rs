@@ -17,7 +17,9 @@ fn main() {
     if env::var_os("DOCS_RS").is_some() {
         return;
     }
-    let found = match env::var_os("KVRT_LIB_DIR") {
+    // Set to nothing is not set, as a Makefile or a CI's settings often have it.
+    let folder = env::var_os("KVRT_LIB_DIR").filter(|folder| !folder.is_empty());
+    let found = match folder {
         Some(folder) => find_in(Path::new(&folder)).map(|folder| vec![folder]),
         None => ask_pkg_config(),
     };

@@ -53,10 +53,10 @@ fn run_step(
     let (of_kv, of_queries) = (rows * KV_HEADS * DIM, rows * QUERY_HEADS * DIM);
     let kv_shape = [rows, KV_HEADS, DIM];
     let query_shape = [rows, QUERY_HEADS, DIM];
-    let keys = Tensor::dense(Elements::F32(&model.keys[..of_kv]), kv_shape)?;
-    let values = Tensor::dense(Elements::F32(&model.values[..of_kv]), kv_shape)?;
-    let queries = Tensor::dense(Elements::F32(&model.queries[..of_queries]), query_shape)?;
-    let mut out = TensorMut::dense(ElementsMut::F32(&mut model.out[..of_queries]), query_shape)?;
+    let keys = Tensor::dense(Elements::F32(&model.keys[..of_kv]), kv_shape);
+    let values = Tensor::dense(Elements::F32(&model.values[..of_kv]), kv_shape);
+    let queries = Tensor::dense(Elements::F32(&model.queries[..of_queries]), query_shape);
+    let mut out = TensorMut::dense(ElementsMut::F32(&mut model.out[..of_queries]), query_shape);
 
     let step = pool.begin_step()?;
     step.append_batch(sequences, counts, None, None)?;

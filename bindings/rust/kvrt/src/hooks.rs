@@ -2,7 +2,8 @@
 //!
 //! A panic in a closure is caught before it reaches C and goes on when the call that led to it
 //! returns. A closure must not call the pool that it belongs to: on the thread that is inside a
-//! call, that is an error; on others it would wait for that call for ever.
+//! call, that is an error, and a step that is dropped or ended there stays open until the pool is
+//! gone; on others, such as the workers of `parallel_for`, it waits for that call forever.
 
 use std::alloc::{GlobalAlloc, Layout};
 use std::any::Any;

@@ -9,8 +9,10 @@ use crate::error::count_of;
 use crate::raw::report;
 use crate::{Policy, PoolOf, Result, Threading};
 
-/// A sequence of a pool: a value that the pool checks. After its release every call gives
-/// `Error::Stale`. It is known to its own pool alone; the default value is known to none.
+/// A sequence of a pool: a value that the pool checks. After its release every call but another
+/// release gives `Error::Stale`. So does a call of another pool, practically always: each pool
+/// counts its sequences from a start of its own, far from the others', but nothing in the value
+/// names the pool. The default value is known to none.
 #[derive(Clone, Copy, Default, PartialEq, Eq, Hash)]
 #[repr(transparent)]
 pub struct Sequence(sys::kv_seq);

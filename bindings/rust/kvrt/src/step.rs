@@ -11,8 +11,8 @@ use crate::raw::{report, Plain};
 use crate::{Error, PoolOf, Result, Sequence, Serial, Status, Tensor, TensorMut, Threading};
 
 /// An open step. Up to two steps of a pool are open at once, over different sequences; calls on
-/// sequences go on meanwhile. Dropped without `end`, it is cancelled. One that is forgotten stays
-/// open until its pool goes.
+/// sequences go on meanwhile. Dropped without `end`, it is cancelled. One that is forgotten,
+/// or that is dropped or ended inside a hook of its own pool, stays open until the pool goes.
 pub struct Step<'p, T: Threading = Serial> {
     pool: &'p PoolOf<T>,
     raw: NonNull<sys::kv_step>,
@@ -238,18 +238,18 @@ impl<T: Threading> Step<'_, T> {
     /// Stores keys and values of all rows of the step in a layer, as attention will use them
     /// (rotated, if the model rotates). A second call overwrites. Errors: Invalid.
     pub fn write(&self, layer: u32, keys: &Tensor<'_>, values: &Tensor<'_>) -> Result<()> {
+        let (keys, values) = (keys.lend("keys")?, values.lend("values")?);
         // SAFETY: all elements of both tensors lie in slices that are borrowed until the return.
-        self.call(|step| unsafe { sys::kv_write(step, layer, keys.as_ptr(), values.as_ptr()) })
+        self.call(|step| unsafe { sys::kv_write(step, layer, &keys, &values) })
     }
 
     /// out[row, head] = softmax(scale * q . K) V over the slots that the row may see. Errors:
     /// Invalid (also: the layer was not written).
     pub fn attend(&self, layer: u32, queries: &Tensor<'_>, out: &mut TensorMut<'_>) -> Result<()> {
+        let (queries, out) = (queries.lend("queries")?, out.lend("out")?);
         // SAFETY: as for `write`; the output's slice is borrowed exclusively and its elements lie
         // apart, so that no two threads of the library write one place.
-        self.call(|step| unsafe {
-            sys::kv_attend(step, layer, queries.as_ptr(), out.as_mut_ptr(), null())
-        })
+        self.call(|step| unsafe { sys::kv_attend(step, layer, &queries, &out, null()) })
     }
 
     /// `attend`, with options.
@@ -260,10 +260,13 @@ impl<T: Threading> Step<'_, T> {
         out: &mut TensorMut<'_>,
         options: AttendOptions<'_>,
     ) -> Result<()> {
+        let (queries, out) = (queries.lend("queries")?, out.lend("out")?);
         let log_sum_exp = match options.log_sum_exp {
             None => null_mut(),
             Some(values) => {
-                check_length(values, queries.row_heads(), "log_sum_exp")?;
+                // A broadcast shape of more than 2^64 saturates, and no step has as many.
+                let needed = queries.rows.saturating_mul(queries.heads);
+                check_length(values, needed, "log_sum_exp")?;
                 values.as_mut_ptr()
             }
         };
@@ -274,9 +277,7 @@ impl<T: Threading> Step<'_, T> {
         };
         // SAFETY: as for `attend`; `log_sum_exp` has an element for each row and head of queries,
         // whose shape the library compares with the step's before it writes.
-        self.call(|step| unsafe {
-            sys::kv_attend(step, layer, queries.as_ptr(), out.as_mut_ptr(), &raw)
-        })
+        self.call(|step| unsafe { sys::kv_attend(step, layer, &queries, &out, &raw) })
     }
 
     /// Ends the step: accepted tokens become part of their sequences, the rest is rolled back,

@@ -1,7 +1,8 @@
-//! Views of the caller's memory as `[rows, heads, dim]`, checked against the slice they lie in.
+//! Views of the caller's memory as `[rows, heads, dim]`, checked against the slice they lie in by
+//! the call that uses them, which says which of its tensors is wrong.
 
 use std::ffi::c_void;
-use std::marker::PhantomData;
+use std::fmt;
 
 use kvrt_sys as sys;
 
@@ -41,10 +42,10 @@ pub struct Strides {
 }
 
 /// Keys, values or queries where the caller has them.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy)]
 pub struct Tensor<'a> {
-    raw: sys::kv_tensor,
-    borrow: PhantomData<&'a [f32]>,
+    elements: Elements<'a>,
+    region: Region,
 }
 
 /// The place for attention's output.
@@ -54,71 +55,54 @@ pub struct Tensor<'a> {
 /// ```compile_fail,E0502
 /// # use kvrt::{Elements, ElementsMut, Tensor, TensorMut};
 /// let mut numbers = vec![0.0f32; 64];
-/// let queries = Tensor::dense(Elements::F32(&numbers), [1, 1, 64]).unwrap();
-/// let out = TensorMut::dense(ElementsMut::F32(&mut numbers), [1, 1, 64]).unwrap();
+/// let queries = Tensor::dense(Elements::F32(&numbers), [1, 1, 64]);
+/// let out = TensorMut::dense(ElementsMut::F32(&mut numbers), [1, 1, 64]);
 /// drop((queries, out));
 /// ```
-#[derive(Debug)]
 pub struct TensorMut<'a> {
-    raw: sys::kv_tensor,
-    borrow: PhantomData<&'a mut [f32]>,
+    elements: ElementsMut<'a>,
+    region: Region,
 }
 
-// SAFETY: it is a shared slice of plain numbers with a shape.
-unsafe impl Send for Tensor<'_> {}
-// SAFETY: as above.
-unsafe impl Sync for Tensor<'_> {}
-// SAFETY: it is an exclusive slice of plain numbers with a shape.
-unsafe impl Send for TensorMut<'_> {}
-// SAFETY: as above; a shared reference gives no way to the elements.
-unsafe impl Sync for TensorMut<'_> {}
-
 impl<'a> Tensor<'a> {
-    /// `shape` is rows, heads and dim; the slice holds exactly those, one behind the other.
-    pub fn dense(elements: Elements<'a>, shape: [usize; 3]) -> Result<Self> {
-        Self::new(elements, Region::dense(shape)?)
+    /// `shape` is rows, heads and dim; the slice holds exactly those, one behind the other, or the
+    /// call that gets the tensor is an error.
+    pub fn dense(elements: Elements<'a>, shape: [usize; 3]) -> Self {
+        Tensor { elements, region: Region { shape, strides: None } }
     }
 
     /// The tensor lies somewhere in the slice: in a packed QKV buffer, for example.
-    pub fn strided(elements: Elements<'a>, shape: [usize; 3], strides: Strides) -> Result<Self> {
-        Self::new(elements, Region::strided(shape, strides)?)
+    pub fn strided(elements: Elements<'a>, shape: [usize; 3], strides: Strides) -> Self {
+        Tensor { elements, region: Region { shape, strides: Some(strides) } }
     }
 
-    fn new(elements: Elements<'a>, region: Region) -> Result<Self> {
-        let raw = match elements {
+    /// The raw tensor, which the library only reads through. `name` is the call's for it.
+    pub(crate) fn lend(&self, name: &str) -> Result<sys::kv_tensor> {
+        let region = &self.region;
+        let lent = match self.elements {
             Elements::F32(slice) => region.lend(slice.as_ptr(), slice.len(), sys::KV_DTYPE_F32),
             Elements::F16(slice) => region.lend(slice.as_ptr(), slice.len(), sys::KV_DTYPE_F16),
             Elements::Bf16(slice) => region.lend(slice.as_ptr(), slice.len(), sys::KV_DTYPE_BF16),
-        }?;
-        Ok(Tensor { raw, borrow: PhantomData })
-    }
-
-    /// The library only reads through it.
-    pub(crate) fn as_ptr(&self) -> *const sys::kv_tensor {
-        &self.raw
-    }
-
-    /// rows * heads; a broadcast shape of more than 2^64 saturates, and no step has as many.
-    pub(crate) fn row_heads(&self) -> u64 {
-        self.raw.rows.saturating_mul(self.raw.heads)
+        };
+        lent.map_err(|flaw| Error::Invalid(format!("{name}: {flaw}")))
     }
 }
 
 impl<'a> TensorMut<'a> {
     /// As `Tensor::dense`.
-    pub fn dense(elements: ElementsMut<'a>, shape: [usize; 3]) -> Result<Self> {
-        Self::new(elements, Region::dense(shape)?)
+    pub fn dense(elements: ElementsMut<'a>, shape: [usize; 3]) -> Self {
+        TensorMut { elements, region: Region { shape, strides: None } }
     }
 
     /// As `Tensor::strided`; no two elements may lie in the same place.
-    pub fn strided(elements: ElementsMut<'a>, shape: [usize; 3], strides: Strides) -> Result<Self> {
-        let region = Region::strided(shape, strides)?;
-        region.check_apart()?;
-        Self::new(elements, region)
+    pub fn strided(elements: ElementsMut<'a>, shape: [usize; 3], strides: Strides) -> Self {
+        TensorMut { elements, region: Region { shape, strides: Some(strides) } }
     }
 
-    fn new(elements: ElementsMut<'a>, region: Region) -> Result<Self> {
-        let raw = match elements {
+    /// The raw tensor, which the library writes through. `name` is the call's for it.
+    pub(crate) fn lend(&mut self, name: &str) -> Result<sys::kv_tensor> {
+        let region = &self.region;
+        let lent = match &mut self.elements {
             ElementsMut::F32(slice) => {
                 region.lend(slice.as_mut_ptr(), slice.len(), sys::KV_DTYPE_F32)
             }
@@ -128,54 +112,71 @@ impl<'a> TensorMut<'a> {
             ElementsMut::Bf16(slice) => {
                 region.lend(slice.as_mut_ptr(), slice.len(), sys::KV_DTYPE_BF16)
             }
-        }?;
-        Ok(TensorMut { raw, borrow: PhantomData })
-    }
-
-    /// The library writes through it.
-    pub(crate) fn as_mut_ptr(&mut self) -> *const sys::kv_tensor {
-        &self.raw
+        };
+        let apart = lent.and_then(|raw| region.check_apart().map(|()| raw));
+        apart.map_err(|flaw| Error::Invalid(format!("{name}: {flaw}")))
     }
 }
 
+impl fmt::Debug for Tensor<'_> {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.region.describe("Tensor", formatter)
+    }
+}
+
+impl fmt::Debug for TensorMut<'_> {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.region.describe("TensorMut", formatter)
+    }
+}
+
+/// What is wrong with a tensor is said without its name, which the call puts in front.
+type Checked<T> = std::result::Result<T, String>;
+
 /// A shape with its strides, before it is known whether a slice holds it.
+#[derive(Clone, Copy)]
 struct Region {
     shape: [usize; 3],
-    strides: Strides,
-    /// Dense ones fill their slice to the end.
-    dense: bool,
+    /// None: dense, to the end of the slice.
+    strides: Option<Strides>,
 }
 
 impl Region {
-    fn dense(shape: [usize; 3]) -> Result<Region> {
-        let strides = || {
-            let head = i64::try_from(shape[2]).ok()?;
-            let row = head.checked_mul(i64::try_from(shape[1]).ok()?)?;
-            row.checked_mul(i64::try_from(shape[0]).ok()?)?;
-            Some(Strides { offset: 0, row, head, dim: 1 })
-        };
-        let strides = strides().ok_or_else(|| out_of_reach(shape))?;
-        Ok(Region { shape, strides, dense: true })
+    fn describe(&self, name: &str, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let mut text = formatter.debug_struct(name);
+        text.field("shape", &self.shape).field("strides", &self.strides).finish_non_exhaustive()
     }
 
-    fn strided(shape: [usize; 3], strides: Strides) -> Result<Region> {
-        // The library takes three zeroes for "dense", which is not what the caller has said.
-        if strides.row == 0 && strides.head == 0 && strides.dim == 0 {
-            return Err(Error::Invalid("tensor: the strides are all 0".to_string()));
+    /// The strides as the library shall take them.
+    fn explicit_strides(&self) -> Checked<Strides> {
+        match self.strides {
+            None => self.dense_strides().ok_or_else(|| self.out_of_reach()),
+            // The library takes three zeroes for "dense", which is not what the caller has said.
+            Some(Strides { row: 0, head: 0, dim: 0, .. }) => {
+                Err("the strides are all 0".to_string())
+            }
+            Some(strides) => Ok(strides),
         }
-        Ok(Region { shape, strides, dense: false })
     }
 
-    fn axes(&self) -> [(usize, i64); 3] {
-        let Strides { row, head, dim, .. } = self.strides;
-        [(self.shape[0], row), (self.shape[1], head), (self.shape[2], dim)]
+    fn dense_strides(&self) -> Option<Strides> {
+        let [rows, heads, dim] = self.shape;
+        let head = i64::try_from(dim).ok()?;
+        let row = head.checked_mul(i64::try_from(heads).ok()?)?;
+        row.checked_mul(i64::try_from(rows).ok()?)?;
+        Some(Strides { offset: 0, row, head, dim: 1 })
+    }
+
+    fn axes(&self, strides: Strides) -> [(usize, i64); 3] {
+        let [rows, heads, dim] = self.shape;
+        [(rows, strides.row), (heads, strides.head), (dim, strides.dim)]
     }
 
     /// The lowest and the highest index of an element, or None when they are out of reach.
-    fn bounds(&self) -> Option<(i64, i64)> {
-        let mut low = i64::try_from(self.strides.offset).ok()?;
+    fn bounds(&self, strides: Strides) -> Option<(i64, i64)> {
+        let mut low = i64::try_from(strides.offset).ok()?;
         let mut high = low;
-        for (length, stride) in self.axes() {
+        for (length, stride) in self.axes(strides) {
             let span = i64::try_from(length).ok()?.checked_sub(1)?.checked_mul(stride)?;
             low = low.checked_add(span.min(0))?;
             high = high.checked_add(span.max(0))?;
@@ -184,8 +185,9 @@ impl Region {
     }
 
     /// Each axis must step over all that the narrower ones cover.
-    fn check_apart(&self) -> Result<()> {
-        let mut axes = self.axes();
+    fn check_apart(&self) -> Checked<()> {
+        let strides = self.explicit_strides()?;
+        let mut axes = self.axes(strides);
         axes.sort_by_key(|(_, stride)| stride.unsigned_abs());
         let mut covered = 0u64;
         for (length, stride) in axes {
@@ -193,48 +195,49 @@ impl Region {
                 continue;
             }
             if stride.unsigned_abs() <= covered {
-                return Err(Error::Invalid(format!(
-                    "tensor: with strides {:?} elements of {:?} lie on each other",
-                    self.strides, self.shape
-                )));
+                return Err(format!(
+                    "with strides {strides:?} elements of {:?} lie on each other",
+                    self.shape
+                ));
             }
             let span = (length as u64 - 1).checked_mul(stride.unsigned_abs());
             covered = span
                 .and_then(|span| covered.checked_add(span))
-                .ok_or_else(|| out_of_reach(self.shape))?;
+                .ok_or_else(|| self.out_of_reach())?;
         }
         Ok(())
     }
 
     /// The raw tensor at its place in a slice, all of whose elements are in the slice.
-    fn lend<T>(&self, slice: *const T, length: usize, dtype: u32) -> Result<sys::kv_tensor> {
+    fn lend<T>(&self, slice: *const T, length: usize, dtype: u32) -> Checked<sys::kv_tensor> {
         let [rows, heads, dim] = self.shape;
         if self.shape.contains(&0) {
-            return Err(Error::Invalid(format!("tensor: {:?} has no elements", self.shape)));
+            return Err(format!("{:?} has no elements", self.shape));
         }
-        let (low, high) = self.bounds().ok_or_else(|| out_of_reach(self.shape))?;
+        let strides = self.explicit_strides()?;
+        let (low, high) = self.bounds(strides).ok_or_else(|| self.out_of_reach())?;
         let fits = low >= 0 && (high as u64) < length as u64;
-        if !fits || (self.dense && high as u64 + 1 != length as u64) {
-            return Err(Error::Invalid(format!(
-                "tensor: {:?} at {:?} takes elements {low} to {high}, the slice holds {length}",
-                self.shape, self.strides
-            )));
+        if !fits || (self.strides.is_none() && high as u64 + 1 != length as u64) {
+            return Err(format!(
+                "{:?} at {strides:?} takes elements {low} to {high}, the slice holds {length}",
+                self.shape
+            ));
         }
         Ok(sys::kv_tensor {
             // SAFETY: element [0, 0, 0] is one of the slice's.
-            data: unsafe { slice.add(self.strides.offset) } as *mut c_void,
+            data: unsafe { slice.add(strides.offset) } as *mut c_void,
             dtype,
             rows: rows as u64,
             heads: heads as u64,
             dim: dim as u64,
-            row_stride: self.strides.row,
-            head_stride: self.strides.head,
-            dim_stride: self.strides.dim,
+            row_stride: strides.row,
+            head_stride: strides.head,
+            dim_stride: strides.dim,
             ..Default::default()
         })
     }
-}
 
-fn out_of_reach(shape: [usize; 3]) -> Error {
-    Error::Invalid(format!("tensor: {shape:?} is out of reach"))
+    fn out_of_reach(&self) -> String {
+        format!("{:?} is out of reach", self.shape)
+    }
 }

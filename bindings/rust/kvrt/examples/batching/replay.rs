@@ -207,10 +207,10 @@ impl Engine<'_, '_> {
         let kv_shape = [rows, recording.kv_heads, recording.head_dim];
         let query_shape = [rows, recording.query_heads, recording.head_dim];
         let outputs = &mut batch.outputs[..rows * recording.query_size()];
-        let keys = Tensor::dense(Elements::F16(&batch.keys), kv_shape)?;
-        let values = Tensor::dense(Elements::F16(&batch.values), kv_shape)?;
-        let queries = Tensor::dense(Elements::F16(&batch.queries), query_shape)?;
-        let mut out = TensorMut::dense(ElementsMut::F32(outputs), query_shape)?;
+        let keys = Tensor::dense(Elements::F16(&batch.keys), kv_shape);
+        let values = Tensor::dense(Elements::F16(&batch.values), kv_shape);
+        let queries = Tensor::dense(Elements::F16(&batch.queries), query_shape);
+        let mut out = TensorMut::dense(ElementsMut::F32(outputs), query_shape);
         step.write(layer as u32, &keys, &values)?;
         step.attend(layer as u32, &queries, &mut out)?;
 

@@ -61,11 +61,11 @@ fn half_bits_go_in_and_out() {
         let queries = bits(&text.queries[0]);
         let mut out = vec![0u16; TOKENS * SHAPE.out_row()];
         let lend = |bits| if is_f16 { Elements::F16(bits) } else { Elements::Bf16(bits) };
-        let tensor = |bits, heads| Tensor::dense(lend(bits), [TOKENS, heads, 32]).unwrap();
+        let tensor = |bits, heads| Tensor::dense(lend(bits), [TOKENS, heads, 32]);
         step(&pool, sequence, TOKENS, |step| {
             let lent =
                 if is_f16 { ElementsMut::F16(&mut out) } else { ElementsMut::Bf16(&mut out) };
-            let mut out = TensorMut::dense(lent, [TOKENS, 4, 32]).unwrap();
+            let mut out = TensorMut::dense(lent, [TOKENS, 4, 32]);
             step.write(0, &tensor(&keys, 2), &tensor(&values, 2)).unwrap();
             step.attend(0, &tensor(&queries, 4), &mut out).unwrap();
         });
@@ -91,7 +91,7 @@ fn a_packed_buffer_is_used_where_it_lies() {
     let part = |heads, offset: usize| {
         let last_row = (TOKENS - 1) * row;
         let strides = Strides { offset: last_row + offset, row: -(row as i64), head: 32, dim: 1 };
-        Tensor::strided(Elements::F32(&packed), [TOKENS, heads, 32], strides).unwrap()
+        Tensor::strided(Elements::F32(&packed), [TOKENS, heads, 32], strides)
     };
     let (keys, values) = (part(2, SHAPE.query_row()), part(2, SHAPE.query_row() + SHAPE.key_row()));
     let gap = 5;
@@ -100,7 +100,7 @@ fn a_packed_buffer_is_used_where_it_lies() {
     step(&pool, sequence, TOKENS, |step| {
         let strides = Strides { offset: 0, row: out_row as i64, head: 32, dim: 1 };
         let lent = ElementsMut::F32(&mut out);
-        let mut out = TensorMut::strided(lent, [TOKENS, 4, 32], strides).unwrap();
+        let mut out = TensorMut::strided(lent, [TOKENS, 4, 32], strides);
         step.write(0, &keys, &values).unwrap();
         step.attend(0, &part(4, 0), &mut out).unwrap();
     });
@@ -132,8 +132,8 @@ fn transposed_and_broadcast_tensors_are_read_as_their_strides_say() {
     let broadcast = Strides { offset: 0, row: 0, head: 0, dim: 1 };
     let mut out = vec![0.0; 8 * SHAPE.out_row()];
     step(&pool, sequence, 8, |step| {
-        let keys = Tensor::strided(Elements::F32(&keys), [8, 2, 32], dim_major).unwrap();
-        let values = Tensor::strided(Elements::F32(&value), [8, 2, 32], broadcast).unwrap();
+        let keys = Tensor::strided(Elements::F32(&keys), [8, 2, 32], dim_major);
+        let values = Tensor::strided(Elements::F32(&value), [8, 2, 32], broadcast);
         step.write(0, &keys, &values).unwrap();
         step.attend(0, &dense(&text.queries[0], 8, 4), &mut dense_mut(&mut out, 8, 4)).unwrap();
     });

@@ -11,34 +11,90 @@ fn strides(offset: usize, row: i64, head: i64, dim: i64) -> Strides {
     Strides { offset, row, head, dim }
 }
 
+/// Writes tensors in a step of one row, and attends with them: what the calls say.
+fn write(keys: Tensor<'_>, values: Tensor<'_>) -> kvrt::Result<()> {
+    in_step_of_one_row(|step| step.write(0, &keys, &values))
+}
+
+fn attend(queries: Tensor<'_>, mut out: TensorMut<'_>) -> kvrt::Result<()> {
+    in_step_of_one_row(|step| {
+        step.write(0, &dense(&[0.5; 64], 1, 2), &dense(&[0.5; 64], 1, 2))?;
+        let with_options = step.attend_with(0, &queries, &mut out, AttendOptions::default());
+        assert_eq!(step.attend(0, &queries, &mut out), with_options);
+        with_options
+    })
+}
+
+fn in_step_of_one_row<R>(body: impl FnOnce(&kvrt::Step<'_>) -> R) -> R {
+    let pool = pool(1);
+    let step = pool.begin_step().unwrap();
+    step.append(sequence(&pool), 1, None).unwrap();
+    step.reserve().unwrap();
+    body(&step)
+}
+
 #[test]
 fn a_dense_tensor_has_exactly_its_elements() {
+    let _session = Session::new();
     let data = [0.0; 64];
     let half = [0u16; 64];
+    let check = |shape, words: &str| {
+        for wrong in [Elements::F32(&data), Elements::F16(&half), Elements::Bf16(&half)] {
+            let wrong = Tensor::dense(wrong, shape);
+            let good = dense(&data, 1, 2);
+            assert_error(write(wrong, good), Status::INVALID, &format!("keys: {words}"));
+            assert_error(write(good, wrong), Status::INVALID, &format!("values: {words}"));
+            let mut place = [7.0; 128];
+            let outcome = attend(wrong, dense_mut(&mut place, 1, 4));
+            assert_error(outcome, Status::INVALID, &format!("queries: {words}"));
+            assert_eq!(place, [7.0; 128], "nothing was written");
+        }
+        let (mut out, mut half_out) = ([7.0; 64], [7u16; 64]);
+        for out in [
+            TensorMut::dense(ElementsMut::F32(&mut out), shape),
+            TensorMut::dense(ElementsMut::F16(&mut half_out.clone()), shape),
+            TensorMut::dense(ElementsMut::Bf16(&mut half_out), shape),
+        ] {
+            let outcome = attend(dense(&[0.5; 128], 1, 4), out);
+            assert_error(outcome, Status::INVALID, &format!("out: {words}"));
+        }
+    };
     for shape in [[1, 2, 31], [1, 2, 33], [2, 2, 32], [1, 1, 32]] {
-        assert_error(Tensor::dense(Elements::F32(&data), shape), Status::INVALID, "holds 64");
-        assert_error(Tensor::dense(Elements::Bf16(&half), shape), Status::INVALID, "holds 64");
-        let mut out = [0u16; 64];
-        let outcome = TensorMut::dense(ElementsMut::F16(&mut out), shape);
-        assert_error(outcome, Status::INVALID, "holds 64");
+        let takes = shape.iter().product::<usize>() - 1;
+        check(shape, &format!("{shape:?} at Strides {{ offset: 0, row: {}", shape[1] * shape[2]));
+        let outcome = write(Tensor::dense(Elements::F32(&data), shape), dense(&data, 1, 2));
+        let words = format!("takes elements 0 to {takes}, the slice holds 64");
+        assert_error(outcome, Status::INVALID, &words);
     }
     for shape in [[0, 2, 32], [1, 0, 32], [1, 2, 0]] {
-        assert_error(Tensor::dense(Elements::F32(&data), shape), Status::INVALID, "no elements");
-        assert_error(Tensor::dense(Elements::F32(&[]), shape), Status::INVALID, "no elements");
+        check(shape, &format!("{shape:?} has no elements"));
+        let nothing = Tensor::dense(Elements::F32(&[]), shape);
+        assert_error(write(nothing, nothing), Status::INVALID, "keys: ");
     }
     for shape in [[usize::MAX, 2, 32], [1 << 40, 1 << 20, 32], [2, usize::MAX, usize::MAX]] {
-        assert_error(Tensor::dense(Elements::F16(&half), shape), Status::INVALID, "out of reach");
+        check(shape, &format!("{shape:?} is out of reach"));
     }
 }
 
 #[test]
 fn a_strided_tensor_stays_within_its_slice() {
+    let _session = Session::new();
     let data = [0.0; 64];
-    let strided = |shape, strides| Tensor::strided(Elements::F32(&data), shape, strides);
-    strided([2, 1, 32], strides(0, 32, 32, 1)).unwrap();
-    strided([2, 1, 32], strides(63, -32, 0, -1)).unwrap();
-    strided([64, 64, 64], strides(7, 0, 0, 0)).expect_err("three zeroes mean dense in C");
-    strided([1 << 40, 1, 32], strides(0, 0, 0, 1)).expect("a row can be read again and again");
+    let strided = |shape, strides| {
+        write(Tensor::strided(Elements::F32(&data), shape, strides), dense(&data, 1, 2))
+    };
+    // These lie in the slice: it is the library that compares them with the layer.
+    for (shape, strides) in [
+        ([2, 1, 32], strides(0, 32, 32, 1)),
+        ([2, 1, 32], strides(63, -32, 0, -1)),
+        // A row can be read again and again.
+        ([1 << 40, 1, 32], strides(0, 0, 0, 1)),
+    ] {
+        assert_error(strided(shape, strides), Status::INVALID, "keys (kv_tensor) is [");
+    }
+    strided([1, 2, 32], strides(63, 0, -32, -1)).unwrap();
+    // Three zeroes mean dense in C.
+    assert_error(strided([64, 64, 64], strides(7, 0, 0, 0)), Status::INVALID, "keys: the strides");
     for (shape, strides) in [
         ([2, 1, 32], strides(1, 32, 32, 1)),
         ([2, 1, 32], strides(0, 33, 32, 1)),
@@ -52,15 +108,18 @@ fn a_strided_tensor_stays_within_its_slice() {
         ([usize::MAX, 1, 1], strides(0, 1, 0, 1)),
         ([2, 2, 32], strides(0, i64::MAX, -i64::MAX, 1)),
     ] {
-        assert_error(strided(shape, strides), Status::INVALID, "tensor");
+        assert_error(strided(shape, strides), Status::INVALID, "keys: [");
     }
 }
 
 #[test]
 fn elements_of_an_output_lie_apart() {
+    let _session = Session::new();
     let mut data = [0.0; 4096];
-    let mut strided =
-        |shape, strides| TensorMut::strided(ElementsMut::F32(&mut data), shape, strides).map(drop);
+    let mut strided = |shape, strides| {
+        let out = TensorMut::strided(ElementsMut::F32(&mut data), shape, strides);
+        attend(dense(&[0.5; 128], 1, 4), out)
+    };
     for good in [
         strides(0, 64, 32, 1),
         strides(0, 32, 512, 1),
@@ -68,7 +127,7 @@ fn elements_of_an_output_lie_apart() {
         strides(0, 2, 1, 64),
         strides(0, 1, 256, 8),
     ] {
-        strided([8, 2, 32], good).unwrap();
+        assert_error(strided([8, 2, 32], good), Status::INVALID, "out (kv_tensor) is [8, 2, 32]");
     }
     for bad in [
         strides(0, 0, 32, 1),
@@ -81,11 +140,15 @@ fn elements_of_an_output_lie_apart() {
         strides(0, 1, 1, 64),
         strides(0, 2, 1, 4),
     ] {
-        assert_error(strided([8, 2, 32], bad), Status::INVALID, "lie on each other");
+        let words = "elements of [8, 2, 32] lie on each other";
+        assert_error(strided([8, 2, 32], bad), Status::INVALID, words);
     }
     // Axes of one element have no stride.
-    strided([1, 1, 32], strides(0, 0, 0, 1)).unwrap();
-    strided([8, 1, 32], strides(0, 32, 0, 1)).unwrap();
+    for (shape, strides) in [([1, 1, 32], strides(0, 0, 0, 1)), ([8, 1, 32], strides(0, 32, 0, 1))]
+    {
+        assert_error(strided(shape, strides), Status::INVALID, "out (kv_tensor) is [");
+    }
+    strided([1, 4, 32], strides(3, 0, 999, 2)).unwrap();
 }
 
 #[test]
@@ -105,7 +168,7 @@ fn tensors_must_fit_the_step_and_the_layer() {
     assert_error(step.write(0, &keys, &other_heads), Status::INVALID, "values (kv_tensor)");
     assert_error(step.write(1, &keys, &values), Status::INVALID, "layer 1");
     let far = Tensor::strided(Elements::F32(&text.keys[0]), [1, 2, 32], strides(0, 1 << 41, 32, 1));
-    assert_error(step.write(0, &far.unwrap(), &values), Status::INVALID, "");
+    assert_error(step.write(0, &far, &values), Status::INVALID, "");
     step.write(0, &keys, &values).unwrap();
 
     let mut memory = vec![7.0f32; 10 * SHAPE.out_row()];
@@ -128,7 +191,7 @@ fn tensors_must_fit_the_step_and_the_layer() {
         Tensor::strided(Elements::F32(&text.queries[0]), [1 << 40, 4, 32], strides(0, 0, 32, 1));
     let mut values = [7.0; 40];
     let options = AttendOptions { log_sum_exp: Some(&mut values), ..Default::default() };
-    let outcome = step.attend_with(0, &many.unwrap(), &mut out, options);
+    let outcome = step.attend_with(0, &many, &mut out, options);
     assert_error(outcome, Status::INVALID, "log_sum_exp");
     assert!(memory.iter().all(|&x| x == 7.0), "nothing was written");
 }

@@ -266,12 +266,12 @@ pub fn causal(token: usize) -> Vec<usize> {
 }
 
 pub fn dense(data: &[f32], rows: usize, heads: usize) -> Tensor<'_> {
-    Tensor::dense(Elements::F32(data), [rows, heads, data.len() / rows / heads]).unwrap()
+    Tensor::dense(Elements::F32(data), [rows, heads, data.len() / rows / heads])
 }
 
 pub fn dense_mut(data: &mut [f32], rows: usize, heads: usize) -> TensorMut<'_> {
     let dim = data.len() / rows / heads;
-    TensorMut::dense(ElementsMut::F32(data), [rows, heads, dim]).unwrap()
+    TensorMut::dense(ElementsMut::F32(data), [rows, heads, dim])
 }
 
 /// A small pool on one thread, whose memory can be checked.

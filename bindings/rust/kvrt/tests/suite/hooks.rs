@@ -189,6 +189,35 @@ fn a_hook_that_calls_its_own_pool_gets_an_error() {
 }
 
 #[test]
+fn a_step_that_is_dropped_or_ended_in_a_hook_of_its_pool_stays_open() {
+    let _session = Session::new();
+    let steps = Arc::new(Mutex::new(Vec::<kvrt::Step<'static, kvrt::Shared>>::new()));
+    let verdicts = Arc::new(Mutex::new(Vec::new()));
+    let (steps_inside, verdicts_inside) = (steps.clone(), verdicts.clone());
+    let hooks = Hooks::new().now(move || {
+        let mut steps = steps_inside.lock().unwrap();
+        drop(steps.pop());
+        verdicts_inside.lock().unwrap().extend(steps.pop().map(kvrt::Step::end));
+        0
+    });
+    let place = Box::into_raw(Box::new(with_hooks::<kvrt::Shared>(hooks, 1)));
+    // SAFETY: the pool goes at the end of this test, when no step is left to borrow it.
+    let pool: &'static SharedPool = unsafe { &*place };
+    let sequence = sequence(pool);
+    Text::new(SHAPE, 1, 40, 85).run(pool, sequence, 0..40);
+    steps.lock().unwrap().extend([pool.begin_step().unwrap(), pool.begin_step().unwrap()]);
+    pool.compress(sequence, Some(&Policy::new(Scorer::Streaming, 16))).unwrap();
+
+    let verdict = verdicts.lock().unwrap().pop().expect("the hook was called");
+    assert_error(verdict, kvrt::Status::INVALID, "a hook has called the pool that it belongs to");
+    assert!(steps.lock().unwrap().is_empty());
+    assert_eq!(pool.counters().pool().unwrap().open_steps, 2);
+    assert_error(pool.begin_step(), kvrt::Status::LIMIT, "");
+    // SAFETY: the box of above, which nothing borrows any more.
+    drop(unsafe { Box::from_raw(place) });
+}
+
+#[test]
 fn hooks_are_dropped_after_their_pool() {
     let _session = Session::new();
     let alive = Arc::new(());
