@@ -13,9 +13,10 @@
 // # Ownership
 //
 // A Pool is closed with Close; a pool that the collector finds unclosed is released and reported
-// (see SetLeakHandler). Sequences and steps are values that the pool owns and checks: one that is
-// gone gives an error, never somebody else's data. Step.Close in a defer cancels what a return left
-// open. Slices are used where they lie and never kept; nothing in the decode loop allocates.
+// (see SetLeakHandler), unless one of its hooks refers to it: then it is never collected. Sequences
+// and steps are values that the pool owns and checks: one that is gone gives an error, never
+// somebody else's data. Step.Close in a defer cancels what a return left open. Slices are used
+// where they lie and never kept; nothing in the decode loop allocates.
 //
 // # Threads
 //

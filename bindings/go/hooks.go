@@ -26,9 +26,11 @@ const (
 	LogError   LogLevel = C.KV_LOG_ERROR
 )
 
-// Hooks are functions of the host that a pool calls; each may be nil. They must not call their pool
-// (a call in a hook is a second one inside: ErrInvalid, or with PoolThreadSafe a wait without end)
-// nor runtime.Goexit.
+// Hooks are functions of the host that a pool calls; each may be nil. They must not call their
+// pool: that is ErrInvalid, but with PoolThreadSafe a call that a hook leaves to another goroutine,
+// and waits for, waits without end. Nor may they call runtime.Goexit. They are kept until the pool
+// is closed, with all that they refer to: a forgotten pool that one of its hooks refers to is never
+// collected.
 type Hooks struct {
 	// Allocate and Release come together: all host memory of the pool but the arena. The memory
 	// must not be Go's, for C keeps it. Alignment is a power of two; nil means refused. Called in
@@ -111,6 +113,11 @@ func (s *hookSet) install(t *transfer, config *C.kv_pool_config) error {
 	C.kvgo_set_hooks(hooks, C.uintptr_t(s.handle), wanted)
 	config.hooks = hooks
 	return nil
+}
+
+// running is true if the calling goroutine is inside one of these hooks.
+func (s *hookSet) running() bool {
+	return s != nil && C.kvgo_inside_hook(C.uintptr_t(s.handle)) != 0
 }
 
 // after adds a panic of a hook to what a call returned.

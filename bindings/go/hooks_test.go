@@ -278,35 +278,58 @@ func TestPanicsInHooks(t *testing.T) {
 	})
 }
 
-// A hook that calls its pool gets an error, and one that closes it does no harm: the memory goes
-// when the call returns.
+// A hook that calls its pool gets an error, also with another pool's hook between, and one that
+// closes it does no harm: the memory goes when the call returns.
 func TestHooksThatCallTheirPool(t *testing.T) {
+	for name, flags := range map[string]PoolFlags{"plain": 0, "thread safe": PoolThreadSafe} {
+		t.Run(name, func(t *testing.T) { testHooksThatCallTheirPool(t, flags) })
+	}
+}
+
+func testHooksThatCallTheirPool(t *testing.T, flags PoolFlags) {
+	model := fullModel(1, FormatF16)
 	var pool *Pool
-	var again error
+	var again, between error
 	closes := false
-	config := smallConfig(0)
+	inner := smallConfig(0)
+	inner.Hooks = &Hooks{Now: func() uint64 {
+		between = pool.Check()
+		return 1
+	}}
+	second := newPool(t, inner, model)
+	filled := newSequence(t, second, nil)
+	grow(t, second, model, filled, 100)
+	config := smallConfig(flags)
 	config.Hooks = &Hooks{Now: func() uint64 {
 		again = pool.Check()
+		_, err := second.Compress(filled, &Policy{Scorer: ScorerStreaming, Budget: 64})
+		must(t, err)
+		must(t, second.Check())
+		if !closes {
+			_, err = pool.Stats()
+			must(t, err)
+		}
 		if closes {
 			must(t, pool.Close())
-			if LiveCount(LivePools) != 1 {
+			if LiveCount(LivePools) != 2 {
 				t.Error("the pool has gone with a call inside")
 			}
 		}
 		return uint64(time.Now().UnixNano())
 	}}
-	model := fullModel(1, FormatF16)
 	pool, err := NewPool(config, model)
 	must(t, err)
 	sequence := newSequence(t, pool, nil)
 	grow(t, pool, model, sequence, 100)
 	_, err = pool.Compress(sequence, &Policy{Scorer: ScorerStreaming, Budget: 64})
 	must(t, err)
-	refused(t, again, ErrInvalid, "another goroutine is inside")
+	refused(t, again, ErrInvalid, "from a hook of this pool")
+	refused(t, between, ErrInvalid, "from a hook of this pool")
+	must(t, pool.Check()) // which is not inside a hook any more
 	closes = true
 	_, err = pool.Compress(sequence, &Policy{Scorer: ScorerStreaming, Budget: 32})
 	must(t, err)
-	if LiveCount(LivePools) != 0 {
+	if LiveCount(LivePools) != 1 {
 		t.Error("the pool is still there after the last call")
 	}
 }

@@ -116,13 +116,18 @@ func (p *Pool) enter() error {
 	if err := p.stay(); err != nil {
 		return err
 	}
-	if p.waits {
-		p.turn.Lock()
-	} else if !p.turn.TryLock() {
-		p.quit()
-		return errPoolBusy
+	if p.turn.TryLock() {
+		return nil
 	}
-	return nil
+	err := errPoolBusy
+	if p.hooks.running() {
+		err = errInsideHook
+	} else if p.waits {
+		p.turn.Lock()
+		return nil
+	}
+	p.quit()
+	return err
 }
 
 func (p *Pool) leave() {

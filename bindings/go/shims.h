@@ -209,6 +209,9 @@ enum {
 /* Points the hooks that are wanted at the trampolines into Go; `user` is a cgo.Handle. */
 void kvgo_set_hooks(kv_hooks* hooks, uintptr_t user, uint32_t wanted);
 
+/* 1 if the calling thread is inside a hook of that handle. */
+int kvgo_inside_hook(uintptr_t user);
+
 /* Calls the body that the library handed to the parallel_for hook. */
 void kvgo_run_body(uintptr_t body, uintptr_t context, uint32_t index);
 

@@ -111,6 +111,8 @@ var (
 		"returned"}
 	errPoolBusy = &Error{ErrInvalid, "another goroutine is inside a call on this pool: take " +
 		"turns, or create it with PoolThreadSafe"}
+	errInsideHook = &Error{ErrInvalid, "the call comes from a hook of this pool, which is inside " +
+		"another call"}
 )
 
 func invalid(format string, arguments ...any) error {
