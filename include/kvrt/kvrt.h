@@ -155,32 +155,25 @@ typedef struct kv_hooks {
 
 /* ---- 4. The model ------------------------------------------------------------------------- */
 
-/* How keys and values are stored; kv_capabilities says which of these a library has. f16 holds
- * magnitudes up to 65504, larger ones become infinite. In the others:
- *
- *   FP8_E4M3, FP8_E5M2   8-bit floating point times a static scale (kv_storage), which must be
- * given; magnitudes beyond 448 or 57344 times the scale saturate, and are counted FP8_TOKEN,
- * INT8_TOKEN, INT4_TOKEN   codes with a scale per token and head (INT4: and a minimum) Q8_0, Q4_0,
- * Q4_1     groups of 32 channels, byte by byte as llama.cpp stores them NVFP4, MXFP4         4-bit
- * floating point, groups of 16 and 32 channels with 8-bit scales
- *
- * A row that holds NaN or infinity becomes NaN: as a whole, or in the groups that hold them; static
- * fp8 keeps NaN where it is, and saturates infinity. */
+/* How keys and values are stored; kv_capabilities says which of these a library has. A row that
+ * holds NaN or infinity becomes NaN: as a whole, or in the groups that hold them. Static fp8 keeps
+ * NaN where it is, and saturates infinity; f16, bf16 and f32 keep both. */
 enum {
     KV_FORMAT_DEFAULT = 0, /* f16 */
     KV_FORMAT_F32 = 1,
-    KV_FORMAT_F16 = 2,
+    KV_FORMAT_F16 = 2, /* magnitudes up to 65504, larger ones become infinite */
     KV_FORMAT_BF16 = 3,
-    KV_FORMAT_FP8_E4M3 = 4,
-    KV_FORMAT_FP8_E5M2 = 5,
-    KV_FORMAT_FP8_TOKEN = 6,
-    KV_FORMAT_INT8_TOKEN = 7,
-    KV_FORMAT_INT4_TOKEN = 8,
-    KV_FORMAT_Q8_0 = 9,
-    KV_FORMAT_Q4_0 = 10,
+    KV_FORMAT_FP8_E4M3 = 4,   /* times a static scale (kv_storage), which must be given; what is
+                                 beyond 448 times the scale saturates, and is counted */
+    KV_FORMAT_FP8_E5M2 = 5,   /* the same, up to 57344 times the scale */
+    KV_FORMAT_FP8_TOKEN = 6,  /* e4m3 with a scale per token and head */
+    KV_FORMAT_INT8_TOKEN = 7, /* 8-bit codes with a scale per token and head */
+    KV_FORMAT_INT4_TOKEN = 8, /* 4-bit codes with a scale and a minimum per token and head */
+    KV_FORMAT_Q8_0 = 9,       /* groups of 32 channels; in HND and NHD byte by byte as llama.cpp */
+    KV_FORMAT_Q4_0 = 10,      /* stores them, in NATIVE with the scales behind the codes */
     KV_FORMAT_Q4_1 = 11,
-    KV_FORMAT_NVFP4 = 12,
-    KV_FORMAT_MXFP4 = 13
+    KV_FORMAT_NVFP4 = 12, /* e2m1, groups of 16 channels with an e4m3 scale */
+    KV_FORMAT_MXFP4 = 13  /* e2m1, groups of 32 channels with a power of two */
 };
 
 enum {
