@@ -16,7 +16,8 @@ pub struct Counters<'p> {
     borrow: PhantomData<&'p ()>,
 }
 
-// SAFETY: kvrt.h: the three functions called here are *safe* on every pool, and the pool is borrowed
+// SAFETY: kvrt.h: the three functions called here are *safe* on every pool, and the pool is
+// borrowed
 // for 'p.
 unsafe impl Send for Counters<'_> {}
 // SAFETY: as above.
