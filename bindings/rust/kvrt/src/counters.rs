@@ -17,8 +17,7 @@ pub struct Counters<'p> {
 }
 
 // SAFETY: kvrt.h: the three functions called here are *safe* on every pool, and the pool is
-// borrowed
-// for 'p.
+// borrowed for 'p.
 unsafe impl Send for Counters<'_> {}
 // SAFETY: as above.
 unsafe impl Sync for Counters<'_> {}
