@@ -1,5 +1,5 @@
 """Types in the raw layers of Rust and C#: parameters and results of every function, and the fields
-of every struct, are of the kind that the header says. Layout tests see sizes and offsets, not whether
+of every struct, are of the kind that the header says. Layout tests see sizes and offsets, not if
 four bytes are a number or a float, nor what a function takes. (Go uses the C compiler's own types.)
 
 Kinds: pointer, i32, u32, i64, u64, f32, f64, size, void; u8[32] and the like for arrays.
