@@ -64,7 +64,7 @@ TEST_CASE("kv_capabilities") {
                           [](kv_capabilities_report* report) { return kv_capabilities(report); });
     kv_capabilities_report report = KV_INIT(kv_capabilities_report);
     ACCEPTS(kv_capabilities(&report));
-    CHECK(report.formats == (1u << KV_FORMAT_F32 | 1u << KV_FORMAT_F16 | 1u << KV_FORMAT_BF16));
+    CHECK(report.formats == ((1u << (KV_FORMAT_MXFP4 + 1)) - 1 - (1u << KV_FORMAT_DEFAULT)));
     CHECK(report.devices == 1u << KV_DEVICE_CPU);
     CHECK(report.layouts == 7);
     CHECK(report.scorers == (1u << KV_SCORER_TRIATTENTION | 1u << KV_SCORER_STREAMING |
@@ -236,7 +236,9 @@ TEST_CASE("kv_pool_create: every field of a layer") {
         {KV_UNSUPPORTED, "value_dim", [](m& o) { o.layers[0].value_dim = 16; }},
         {KV_UNSUPPORTED, "value_dim", [](m& o) { o.layers[0].value_dim = 65; }},
         {KV_UNSUPPORTED, "value_dim", [](m& o) { o.layers[0].value_dim = UINT32_MAX - 7; }},
-        {KV_UNSUPPORTED, "key_format", [](m& o) { o.layers[0].key_format = 4; }},
+        {KV_UNSUPPORTED, "key_format", [](m& o) { o.layers[0].key_format = KV_FORMAT_MXFP4 + 1; }},
+        {KV_INVALID, "key_storage", [](m& o) { o.layers[0].key_format = KV_FORMAT_FP8_E4M3; }},
+        {KV_INVALID, "value_storage", [](m& o) { o.layers[1].value_format = KV_FORMAT_FP8_E5M2; }},
         {KV_UNSUPPORTED, "value_format", [](m& o) { o.layers[0].value_format = UINT32_MAX; }},
         {KV_INVALID, "shared_layer", [](m& o) { o.layers[2].shared_layer = 2; }},
         {KV_INVALID, "shared_layer", [](m& o) { o.layers[2].shared_layer = UINT32_MAX; }},
@@ -317,7 +319,7 @@ TEST_CASE("kv_pool_create: a model without layers, and one of too many sizes of 
                 for (uint32_t dim = 72; dim < 72 + 8 * 16; dim += 8) {
                     o.layers.push_back(o.layers[0]);
                     o.layers.back().key_dim = dim;
-            o.layers.back().rope = nullptr;
+                    o.layers.back().rope = nullptr;
                 }
             }));
     REFUSES(nothing, KV_UNSUPPORTED, "slab", create_with_layers([](small_model& o) {
@@ -359,6 +361,51 @@ TEST_CASE("kv_plan") {
     report.sequences = 1;
     report.tokens_per_sequence = UINT64_MAX;
     REFUSES(nothing, KV_TOO_LARGE, "tokens_per_sequence", kv_plan(&config, &description, &report));
+}
+
+TEST_CASE("kv_pool_create: every field of a storage") {
+    struct attack {
+        kv_status expected;
+        const char* word;
+        void (*change)(kv_storage&);
+    };
+    static const float good[] = {0.5f, 3.0f};
+    static const float bad[][2] = {{1.0f, 0.0f}, {-1.0f, 1.0f}, {1.0f, INFINITY}, {NAN, 1.0f}};
+    using s = kv_storage;
+    const attack attacks[] = {
+        {KV_UNSUPPORTED, "flags", [](s& o) { o.flags = 1u << 2; }},
+        {KV_UNSUPPORTED, "next", [](s& o) { o.next = good; }},
+        {KV_UNSUPPORTED, "reserved0", [](s& o) { o.reserved0 = 1; }},
+        {KV_INVALID, "scale_count", [](s& o) { o.scales = nullptr; }},
+        {KV_INVALID, "scale_count", [](s& o) { o.scale_count = 0; }},
+        {KV_INVALID, "scale_count", [](s& o) { o.scale_count = 3; }},
+        {KV_INVALID, "scale_count", [](s& o) { o.scale_count = UINT32_MAX; }},
+        {KV_INVALID, "SCALE_ONE", [](s& o) { o.flags = KV_STORAGE_SCALE_ONE; }},
+        {KV_INVALID, "scales[1]", [](s& o) { o.scales = bad[0]; }},
+        {KV_INVALID, "scales[0]", [](s& o) { o.scales = bad[1]; }},
+        {KV_INVALID, "scales[1]", [](s& o) { o.scales = bad[2]; }},
+        {KV_INVALID, "scales[0]", [](s& o) { o.scales = bad[3]; }},
+    };
+    const kv_pool_config config = small_config();
+    for (const attack& a : attacks) {
+        CAPTURE(a.word);
+        small_model model;
+        kv_storage storage = KV_INIT(kv_storage);
+        storage.scales = good;
+        storage.scale_count = 2;
+        a.change(storage);
+        model.layers[1].key_format = KV_FORMAT_FP8_E4M3;
+        model.layers[1].key_storage = &storage;
+        const kv_model description = model.describe();
+        refuses(nothing, a.expected, a.word, "storage",
+                [&] { return create(&config, &description); });
+    }
+    small_model model;
+    kv_storage rotated = KV_INIT(kv_storage);
+    rotated.flags = KV_STORAGE_ROTATE;
+    model.layers[0].key_storage = &rotated;
+    const kv_model description = model.describe();
+    REFUSES(nothing, KV_UNSUPPORTED, "rotated", create(&config, &description));
 }
 
 }  // namespace

@@ -391,6 +391,38 @@ TEST_CASE("kv_pool_get_stats, kv_pool_get_class_stats") {
     }
 }
 
+TEST_CASE("kv_pool_get_layer_stats") {
+    const populated w;
+    uint64_t keys[3] = {7, 7, 7}, values[3] = {7, 7, 7};
+    kv_layer_stats stats = KV_INIT(kv_layer_stats);
+    stats.head_capacity = 2;
+    stats.saturated_keys = keys;
+    stats.saturated_values = values;
+    REFUSES(target{}, KV_INVALID, "pool", kv_pool_get_layer_stats(nullptr, &stats));
+    REFUSES(w.attacked, KV_INVALID, "stats", kv_pool_get_layer_stats(w.pool, nullptr));
+    refuses_wrong_headers(w.attacked, "stats", stats, [&](kv_layer_stats* wrong) {
+        return kv_pool_get_layer_stats(w.pool, wrong);
+    });
+    for (const uint32_t layer : {3u, UINT32_MAX}) {
+        kv_layer_stats wrong = stats;
+        wrong.layer = layer;
+        REFUSES(w.attacked, KV_INVALID, "layer", kv_pool_get_layer_stats(w.pool, &wrong));
+    }
+    kv_layer_stats small = stats;
+    small.head_capacity = 1;
+    REFUSES(w.attacked, KV_LIMIT, "head_capacity", kv_pool_get_layer_stats(w.pool, &small));
+    CHECK(small.kv_heads == 2);
+    CHECK(keys[0] == 7);
+    stats.layer = 2;  // shares layer 0's cache
+    ACCEPTS(kv_pool_get_layer_stats(w.pool, &stats));
+    CHECK(stats.kv_heads == 2);
+    for (const uint64_t* counts : {keys, values}) {
+        CHECK(counts[0] == 0);
+        CHECK(counts[1] == 0);
+        CHECK(counts[2] == 7);
+    }
+}
+
 TEST_CASE("a sequence of one pool means nothing to another") {
     const live_pool one, two, three;
     const live_pool* pools[] = {&one, &two, &three};
