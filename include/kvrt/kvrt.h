@@ -749,7 +749,8 @@ KV_API KV_MUST_CHECK kv_status kv_pool_get_class_stats(kv_pool *pool, uint32_t c
 
 /* Of one layer: how many elements written since creation were beyond the largest number of their
  * format and scale, by KV head. They were stored as that number. Static fp8 is where it happens: a
- * layer whose counts grow needs other scales, or a format that scales each token. */
+ * layer whose counts grow needs other scales, or a format that scales each token. NVFP4 and MXFP4
+ * round what is up to 8 times a group's scale to 6 times it, and count only what is beyond 8. */
 typedef struct kv_layer_stats {
     uint32_t struct_size, flags;
     const void *next;
