@@ -173,7 +173,17 @@ enum {
     KV_FORMAT_Q4_0 = 10,      /* stores them, in NATIVE with the scales behind the codes */
     KV_FORMAT_Q4_1 = 11,
     KV_FORMAT_NVFP4 = 12, /* e2m1, groups of 16 channels with an e4m3 scale */
-    KV_FORMAT_MXFP4 = 13  /* e2m1, groups of 32 channels with a power of two */
+    KV_FORMAT_MXFP4 = 13, /* e2m1, groups of 32 channels with a power of two */
+    /* Keys of KIVI and all of KVARN share numbers among the tokens of a block: such rows are kept
+       as f16 until their block is full, and are coded then (2402.02750, 2606.03458) */
+    KV_FORMAT_KIVI4 = 14,  /* keys: groups of 32 tokens, by channel; values: of 32 channels */
+    KV_FORMAT_KIVI2 = 15,  /* the same with 2-bit codes */
+    KV_FORMAT_KVARN4 = 16, /* rotated, variances levelled over a block; block_tokens 64 or 128 */
+    KV_FORMAT_KVARN2 = 17,
+    KV_FORMAT_TURBO4 = 18, /* rotated; keys: norm and 16 levels of a normal distribution; values: */
+    KV_FORMAT_TURBO3 = 19, /* a scale and a minimum per token and head (2504.19874); 3: 8 levels */
+    KV_FORMAT_AFFINE4 = 20 /* keys alone: turned back to before rotation, less a constant mean and
+                              divided by a constant scale per channel, then as Q4_1 */
 };
 
 enum {

@@ -38,7 +38,7 @@ kv_status kv_capabilities(kv_capabilities_report* out_report) {
         check_struct(out_report, sizeof *out_report, 0, "out_report (kv_capabilities_report)"));
     kv_capabilities_report report = KV_INIT(kv_capabilities_report);
     for (uint32_t id = 1; id < 64; ++id) {
-        if (find_format(id) != nullptr) report.formats |= uint64_t{1} << id;
+        if (find_format(id, operand_role::keys) != nullptr) report.formats |= uint64_t{1} << id;
     }
     report.devices = 1u << KV_DEVICE_CPU;
     report.layouts = 1u << KV_LAYOUT_NATIVE | 1u << KV_LAYOUT_HND | 1u << KV_LAYOUT_NHD;

@@ -17,18 +17,27 @@ constexpr format_description f16_format = {
 constexpr format_description bf16_format = {
     .id = KV_FORMAT_BF16, .name = "bf16", .plain_type = element::bf16, .code_bits = 16};
 
-const format_description* const formats[] = {
-    &f32_format,       &f16_format,        &bf16_format,       &fp8_e4m3_format, &fp8_e5m2_format,
-    &fp8_token_format, &int8_token_format, &int4_token_format, &q8_0_format,     &q4_0_format,
-    &q4_1_format,      &nvfp4_format,      &mxfp4_format,
+struct role_formats {
+    const format_description* keys;  ///< null where the format is none of keys
+    const format_description* values;
+};
+
+constexpr role_formats both(const format_description& format) { return {&format, &format}; }
+
+const role_formats formats[] = {
+    both(f32_format),      both(f16_format),       both(bf16_format),       both(fp8_e4m3_format),
+    both(fp8_e5m2_format), both(fp8_token_format), both(int8_token_format), both(int4_token_format),
+    both(q8_0_format),     both(q4_0_format),      both(q4_1_format),       both(nvfp4_format),
+    both(mxfp4_format),
 };
 
 }  // namespace
 
-const format_description* find_format(uint32_t id) {
+const format_description* find_format(uint32_t id, operand_role role) {
     if (id == KV_FORMAT_DEFAULT) return &f16_format;
-    for (const format_description* format : formats) {
-        if (format->id == id) return format;
+    for (const role_formats& known : formats) {
+        const format_description* format = role == operand_role::keys ? known.keys : known.values;
+        if (format != nullptr && format->id == id) return format;
     }
     return nullptr;
 }

@@ -4,7 +4,12 @@
 //
 // Each format describes itself in a file of its own; format.cpp lists them. A format is token-local
 // when a record depends on nothing but the token's own vector and constants of the lane: such
-// records are moved, shared and evicted one by one, byte for byte.
+// records are moved, shared and evicted one by one, byte for byte. It is tile-local when the tokens
+// of a block share metadata: its rows stay raw (f16) until their block is full, and are sealed into
+// a tile then. A token that leaves its tile is decoded, and coded anew where it goes.
+//
+// Keys and values of one name may be stored differently (KIVI: keys by channel, values by token):
+// a description belongs to a role.
 //
 // Codes of 4 bits: in a group of g channels, byte j holds channel j in its low nibble and channel
 // j + g/2 in its high one, as llama.cpp's types do. Groups are cut from the front; the last may be
@@ -36,7 +41,20 @@ using encode_record = uint32_t (*)(const float* row, uint32_t dim, const row_con
 using decode_record = void (*)(const std::byte* record, uint32_t dim,
                                const row_constants& constants, float* row);
 
-enum class format_class { plain, token_local };
+enum class operand_role { keys, values };
+
+enum class format_class { plain, token_local, tile_local };
+
+/// The rows of one KV head in a sealed block. Allocates nothing.
+struct tile_codec {
+    uint32_t token_multiple = 0;                                 ///< of tokens in a tile
+    uint32_t (*bytes)(uint32_t tokens, uint32_t dim) = nullptr;  ///< a multiple of 64
+    /// rows are [tokens][dim].
+    void (*seal)(const float* rows, uint32_t tokens, uint32_t dim, std::byte* tile) = nullptr;
+    /// Rows [first, first + count) of a tile as [count][dim].
+    void (*open)(const std::byte* tile, uint32_t tokens, uint32_t dim, uint32_t first,
+                 uint32_t count, float* rows) = nullptr;
+};
 
 /// Codes that stand for whole numbers c, so that x = step * (c - zero) + least, with what a group's
 /// metadata say of step and least: products with them need no floating point. Such a format tells
@@ -61,18 +79,20 @@ struct format_description {
     uint32_t group_bytes = 0;           ///< of metadata per group
     bool takes_scales = false;          ///< static ones have a meaning
     bool needs_scales = false;          ///< and must be given
+    bool always_rotated = false;        ///< rows come in the basis of rotation.hpp, asked or not
     bool inline_form = false;           ///< groups have a foreign form: metadata, then codes
     code_reading reading = {};
     encode_record encode = nullptr;  ///< not of plain ones
     decode_record decode = nullptr;
+    tile_codec tile = {};  ///< of tile-local ones, which have neither records nor groups
 
     uint32_t group_of(uint32_t dim) const { return group == 0 || group > dim ? dim : group; }
     uint32_t groups(uint32_t dim) const { return (dim + group_of(dim) - 1) / group_of(dim); }
     uint32_t code_bytes(uint32_t dim) const { return dim * code_bits / 8; }
 };
 
-/// NULL for an id that this library does not store. KV_FORMAT_DEFAULT is f16.
-const format_description* find_format(uint32_t id);
+/// NULL for an id that this library does not store in that role. KV_FORMAT_DEFAULT is f16.
+const format_description* find_format(uint32_t id, operand_role role);
 
 /// Bytes of a row: of a record padded to record_word, or of plain elements.
 uint32_t record_bytes(const format_description& format, uint32_t dim);

@@ -83,8 +83,8 @@ inline tile_layout make_tile_layout(tile_order order, uint32_t block_tokens, uin
                                     uint32_t key_dim, uint32_t value_dim, element key_type,
                                     element value_type) {
     return make_tile_layout(order, block_tokens, kv_heads, key_dim, value_dim,
-                            *find_format(static_cast<uint32_t>(key_type)),
-                            *find_format(static_cast<uint32_t>(value_type)));
+                            *find_format(static_cast<uint32_t>(key_type), operand_role::keys),
+                            *find_format(static_cast<uint32_t>(value_type), operand_role::values));
 }
 
 }  // namespace kvrt

@@ -70,8 +70,8 @@ status describe_lane(const kv_layer& layer, uint32_t index, tile_order order, mo
                      float*& next_value, lane_geometry& lane) {
     const format_description* key_format = nullptr;
     const format_description* value_format = nullptr;
-    KVRT_TRY(resolve_format(layer.key_format, "key_format", index, key_format));
-    KVRT_TRY(resolve_format(layer.value_format, "value_format", index, value_format));
+    KVRT_TRY(resolve_format(layer.key_format, operand_role::keys, index, key_format));
+    KVRT_TRY(resolve_format(layer.value_format, operand_role::values, index, value_format));
     lane.layer = index;
     lane.kv_heads = layer.kv_heads;
     lane.window = layer.window;

@@ -56,7 +56,7 @@ struct model_geometry {
     host_array<lane_geometry> lanes;
     std::array<block_store::class_description, max_block_classes> classes = {};
     uint32_t class_count = 0;
-    uint32_t counters = 0;  ///< of all lanes
+    uint32_t counters = 0;          ///< of all lanes
     host_array<float> head_values;  ///< sink logits, ALiBi slopes and static scales of all layers
 
     uint32_t blocks_for(uint32_t slots) const { return ceil_divide(slots, block_tokens); }

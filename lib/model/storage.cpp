@@ -7,10 +7,11 @@
 
 namespace kvrt {
 
-status resolve_format(uint32_t id, const char* field, uint32_t layer,
+status resolve_format(uint32_t id, operand_role role, uint32_t layer,
                       const format_description*& out) {
-    out = find_format(id);
+    out = find_format(id, role);
     if (out != nullptr) return KV_OK;
+    const char* field = role == operand_role::keys ? "key_format" : "value_format";
     return fail(KV_UNSUPPORTED,
                 "layer {}: {} is {}: not a format that this library stores (kv_capabilities)",
                 layer, field, id);

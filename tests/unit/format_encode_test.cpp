@@ -28,7 +28,8 @@ struct encoded {
 encoded encode(const facts& format, const std::vector<float>& row, float scale,
                std::byte before = std::byte{0}) {
     const uint32_t dim = static_cast<uint32_t>(row.size());
-    const kvrt::format_description& description = *kvrt::find_format(format.id);
+    const kvrt::format_description& description =
+        *kvrt::find_format(format.id, kvrt::operand_role::keys);
     encoded made;
     made.record.assign(format.padded_bytes(dim), before);
     kvrt::row_constants constants;
@@ -42,7 +43,8 @@ std::vector<float> decode_here(const facts& format, const std::vector<std::byte>
     kvrt::row_constants constants;
     constants.scale = scale;
     std::vector<float> row(dim);
-    kvrt::find_format(format.id)->decode(record.data(), dim, constants, row.data());
+    kvrt::find_format(format.id, kvrt::operand_role::keys)
+        ->decode(record.data(), dim, constants, row.data());
     return row;
 }
 
@@ -190,7 +192,8 @@ void for_all_formats(const callable& body) {
 TEST_CASE("the library describes its formats as the reference does") {
     for (const facts& format : all_facts) {
         CAPTURE(std::string(format.name));
-        const kvrt::format_description* found = kvrt::find_format(format.id);
+        const kvrt::format_description* found =
+            kvrt::find_format(format.id, kvrt::operand_role::keys);
         REQUIRE(found != nullptr);
         CHECK(found->id == format.id);
         CHECK(std::string(found->name) == format.name);
@@ -201,9 +204,10 @@ TEST_CASE("the library describes its formats as the reference does") {
             CHECK(kvrt::inline_bytes(*found, dim) == format.bytes(dim));
         }
     }
-    CHECK(kvrt::find_format(KV_FORMAT_DEFAULT) == kvrt::find_format(KV_FORMAT_F16));
-    CHECK(kvrt::find_format(14) == nullptr);
-    CHECK(kvrt::find_format(0xffffffffu) == nullptr);
+    CHECK(kvrt::find_format(KV_FORMAT_DEFAULT, kvrt::operand_role::values) ==
+          kvrt::find_format(KV_FORMAT_F16, kvrt::operand_role::values));
+    CHECK(kvrt::find_format(99, kvrt::operand_role::keys) == nullptr);
+    CHECK(kvrt::find_format(0xffffffffu, kvrt::operand_role::keys) == nullptr);
     // Published sizes: bytes of a row of 128.
     CHECK(facts_of(KV_FORMAT_Q8_0).bytes(128) == 136);
     CHECK(facts_of(KV_FORMAT_Q4_0).bytes(128) == 72);

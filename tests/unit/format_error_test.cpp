@@ -17,7 +17,8 @@ constexpr uint32_t dim = 128, vectors = 4096;
 /// Root mean square of the errors by that of the numbers.
 template <class draw_function>
 double relative_error(const facts& format, bool rotated, const draw_function& draw) {
-    const kvrt::format_description& description = *kvrt::find_format(format.id);
+    const kvrt::format_description& description =
+        *kvrt::find_format(format.id, kvrt::operand_role::keys);
     std::vector<std::byte> record(format.padded_bytes(dim));
     double error = 0, size = 0;
     for (uint32_t v = 0; v < vectors; ++v) {

@@ -95,7 +95,7 @@ std::vector<std::byte> blocks_of(const llama_type& type, const std::vector<float
 }
 
 void check_row(const llama_type& type, const std::vector<float>& row) {
-    const kvrt::format_description& format = *kvrt::find_format(type.id);
+    const kvrt::format_description& format = *kvrt::find_format(type.id, kvrt::operand_role::keys);
     const uint32_t dim = static_cast<uint32_t>(row.size());
     const std::vector<std::byte> expected = blocks_of(type, row);
     if (dim % block == 0) CHECK(expected.size() == dim / block * type.block_bytes);

@@ -63,7 +63,7 @@ std::vector<std::byte> stored_row(const paged_cache& cache, bool value, uint32_t
     if (cache.operand(value).rotated) rotate_row(row.data(), dim);
     row_constants constants;
     constants.scale = static_cast<float>(cache.scale(value, head));
-    find_format(facts.id)->encode(row.data(), dim, constants, bytes.data());
+    find_format(facts.id, operand_role::keys)->encode(row.data(), dim, constants, bytes.data());
     if (facts.meta == format_test::metadata::none) {
         const double largest = facts.code == format_test::coding::e4m3 ? 448.0 : 57344.0;
         for (const float x : row) {

@@ -103,9 +103,10 @@ struct paged_cache {
     paged_cache(tile_order order, uint32_t block_tokens, uint32_t kv_heads, uint32_t key_dim,
                 uint32_t value_dim, uint32_t key_format, uint32_t value_format, uint32_t slots,
                 uint32_t seed = 1)
-        : layout(kvrt::make_tile_layout(order, block_tokens, kv_heads, key_dim, value_dim,
-                                        *kvrt::find_format(key_format),
-                                        *kvrt::find_format(value_format))) {
+        : layout(kvrt::make_tile_layout(
+              order, block_tokens, kv_heads, key_dim, value_dim,
+              *kvrt::find_format(key_format, kvrt::operand_role::keys),
+              *kvrt::find_format(value_format, kvrt::operand_role::values))) {
         const uint32_t needed = (slots + block_tokens - 1) / block_tokens;
         block_count = needed + 3;
         memory.resize((std::size_t{block_count} * layout.block_bytes) / 8 + 16);
