@@ -550,6 +550,16 @@ typedef struct kv_tables {
     uint64_t fence; /* this step's number, for kv_pool_pass_fence, also if it is cancelled */
     uint32_t key_words, value_words;           /* of a row */
     uint32_t key_word_bytes, value_word_bytes; /* of a word: of an element, in plain formats */
+    /* Layers with KIVI or KVARN: the first sealed_blocks of an item are in these formats, laid out
+       [kv_head] at head_bytes from each other behind the offset (a tile each; the others as in
+       `layout`), and are not to be written. All above is about the blocks behind them, where new
+       rows go: there such operands are f16, rotated for KVARN. In other layers nothing is sealed.
+     */
+    uint32_t sealed_key_format, sealed_value_format;
+    int32_t *sealed_blocks; /* in: [item_capacity] or NULL */
+    int64_t sealed_block_bytes;
+    int64_t sealed_key_offset, sealed_value_offset;
+    int64_t sealed_key_head_bytes, sealed_value_head_bytes;
 } kv_tables;
 
 /* Valid from kv_step_reserve until the step's fence. A layer that shares another's cache exports
@@ -669,6 +679,8 @@ typedef struct kv_compress_report {
     uint64_t blocks_copied;    /* fresh blocks taken because the old ones were shared */
     uint64_t slabs_given_back; /* elastic pools */
     uint64_t nanoseconds;
+    uint64_t recoded_rows; /* of KIVI and KVARN: rows that left a tile and were coded again */
+    double recoding_error; /* their change, root mean square, as a share of their own */
 } kv_compress_report;
 
 /* Runs one round now: score, select, move survivors forward in order, return the emptied blocks.
@@ -770,6 +782,8 @@ typedef struct kv_layer_stats {
     uint32_t reserved0;
     uint64_t *saturated_keys;   /* [head_capacity] or NULL */
     uint64_t *saturated_values; /* [head_capacity] or NULL */
+    uint64_t recoded_rows; /* since creation, as in kv_compress_report; also after going back */
+    double recoding_error;
 } kv_layer_stats;
 
 /* A layer that shares another's cache shows its owner's. Errors: INVALID, LIMIT (head_capacity).

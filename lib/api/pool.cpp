@@ -79,6 +79,8 @@ status create_stores(const kv_pool_config& resolved, const kv_model* model, kv_p
                     resolved.max_step_sequences, resolved.max_step_tokens};
     KVRT_TRY(describe_model(model, resolved.block_tokens, static_cast<tile_order>(resolved.layout),
                             allocator, store.model));
+    store.any_seals = std::any_of(store.model.lanes.begin(), store.model.lanes.end(),
+                                  [](const lane_geometry& lane) { return lane.seals; });
     store.any_window = std::any_of(store.model.lanes.begin(), store.model.lanes.end(),
                                    [](const lane_geometry& lane) { return lane.window != 0; });
     block_store::options options;
@@ -91,6 +93,7 @@ status create_stores(const kv_pool_config& resolved, const kv_model* model, kv_p
                                     static_cast<uint32_t>(store.model.lanes.size()),
                                     store.model.blocks_for(resolved.max_tokens_per_sequence)));
     KVRT_TRY(store.saturated.allocate(allocator, store.model.counters, "saturation counters"));
+    KVRT_TRY(store.recoded.allocate(allocator, store.model.counters / 2, "counters of tiles"));
     KVRT_TRY(create_retention(store, pool.retention));
     return create_step_context(store, pool.retention, pool.steps);
 }
@@ -179,7 +182,7 @@ status check(kv_pool& pool) {
         for (uint64_t i = 0; i < open.item_count * lanes; ++i) {
             const lane_undo& undo = open.arrays->undo[i];
             if (!open.arrays->items[i / lanes].grew || undo.replaced == no_block) continue;
-            list[count++] = {pool.store.model.lanes[i % lanes].class_index, undo.replaced};
+            list[count++] = {pool.store.blocks.class_of(undo.replaced), undo.replaced};
         }
     }
     return check_cache(pool.store, count != 0 ? list.data() : held, count);

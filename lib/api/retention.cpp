@@ -50,6 +50,8 @@ status compress(kv_pool& pool, sequence& target, const kv_compress_options* opti
     KVRT_TRY(compact_sequence(pool.store, pool.retention, target, policy, round));
     fill_report(round, report);
     report.nanoseconds = now(pool) - start;
+    report.recoded_rows = round.recoded.rows;
+    report.recoding_error = round.recoded.relative_change();
     report.slabs_given_back = pool.store.blocks.totals().slabs_given_back - slabs_before;
     return KV_OK;
 }

@@ -103,12 +103,11 @@ status describe_layer(const kv_pool& pool, const sequence& source, uint32_t laye
     KVRT_TRY(check_layer(pool, layer));
     const layer_geometry& geometry = pool.store.model.layers[layer];
     const lane_state& state = source.lanes[geometry.lane];
-    const uint32_t class_index = pool.store.model.lanes[geometry.lane].class_index;
     info.retained = state.slots;
     if (!geometry.stores) return KV_OK;
     info.blocks = state.blocks;
     for (uint32_t i = 0; i < state.blocks; ++i) {
-        if (pool.store.blocks.references(class_index, state.table[i]) > 1) ++info.shared_blocks;
+        if (pool.store.blocks.references(state.table[i]) > 1) ++info.shared_blocks;
     }
     return KV_OK;
 }

@@ -192,6 +192,12 @@ kv_status kv_pool_get_layer_stats(kv_pool* pool, kv_layer_stats* stats) {
         copy_counts(counts.keys, local.kv_heads, local.saturated_keys);
         copy_counts(counts.values, local.kv_heads, local.saturated_values);
     }
+    recoding recoded;
+    for (uint32_t head = 0; head < local.kv_heads; ++head) {
+        recoded.add(recoded_of(pool->store, lane)[head].load_shared());
+    }
+    local.recoded_rows = recoded.rows;
+    local.recoding_error = recoded.relative_change();
     deliver(local, stats);
     return verdict;
 }

@@ -1,7 +1,8 @@
 // Cutting attention into pieces, running them, joining them.
 //
 //   task    a tile of rows of one item; has its partial softmaxes in the workspace
-//   piece   a stretch of the task's slots; stretches depend on the item's own length alone
+//   piece   a stretch of the task's slots; stretches depend on the item's own length alone, and on
+//           which of its blocks are sealed
 //   unit    what one thread takes: a piece of some KV heads. Heads do not mix, so how they are
 //           dealt out to threads does not show in the result
 //   wave    as many tasks as fit into the workspace
@@ -41,10 +42,23 @@ uint64_t plain_query_floats(const attend_layer& layer) {
     return round_up<uint64_t>(uint64_t{layer.query_heads} * layer.layout.keys.dim, 16);
 }
 
-/// Of a decode: the row's queries, and behind them the same for integer codes.
+/// Sealed blocks or the others: each has a layout, and its own way to be read.
+struct stretch {
+    const tile_layout* layout = nullptr;
+    uint32_t first_slot = 0, end_slot = 0;
+    uint32_t pieces = 0;
+    bool decode = false;
+    uint64_t coded_offset = 0;  ///< of its integer-coded queries, in floats behind the plain ones
+};
+
+/// Of a decode: the row's queries, and behind them the same for the integer codes of each layout.
+uint64_t coded_query_floats(const attend_layer& layer, const tile_layout& layout) {
+    return uint64_t{layer.query_heads} * coded_query_bytes(layout) / sizeof(float);
+}
 uint64_t query_floats(const attend_layer& layer) {
-    return plain_query_floats(layer) +
-           uint64_t{layer.query_heads} * coded_query_bytes(layer) / sizeof(float);
+    uint64_t floats = plain_query_floats(layer) + coded_query_floats(layer, layer.layout);
+    if (layer.seals()) floats += coded_query_floats(layer, layer.sealed_layout);
+    return floats;
 }
 
 struct task {
@@ -52,15 +66,21 @@ struct task {
     uint32_t first_row, end_row;
     uint32_t slots;  ///< seen by its last row
     uint32_t pieces, slots_per_piece;
-    bool decode;
+    stretch sealed, open;
+    bool decode;     ///< some stretch is decoded
     float* queries;  ///< of a decode
     float* partials;
     uint64_t stride;
     uint32_t first_unit;
 
     uint32_t rows() const { return end_row - first_row; }
-    std::byte* coded_queries(const attend_layer& layer) const {
-        return reinterpret_cast<std::byte*>(queries + plain_query_floats(layer));
+    std::byte* coded_queries(const attend_layer& layer, const stretch& part) const {
+        return reinterpret_cast<std::byte*>(queries + plain_query_floats(layer) +
+                                            part.coded_offset);
+    }
+    uint32_t units(const attend_layer& layer, uint32_t decode_parts) const {
+        return sealed.pieces * (sealed.decode ? decode_parts : layer.kv_heads) +
+               open.pieces * (open.decode ? decode_parts : layer.kv_heads);
     }
     partial_softmax partial(const attend_layer& layer, uint32_t piece) const {
         float* base = partials + piece * stride;
@@ -74,12 +94,20 @@ task make_task(const attend_layer& layer, const attend_item& item, uint32_t firs
     task made{};
     made.item = &item;
     made.first_row = first_row;
-    made.decode = item.rows == 1 && decode_reads(layer);
-    made.end_row = made.decode ? 1 : std::min(item.rows, first_row + rows_per_task(layer));
+    made.end_row = std::min(item.rows, first_row + rows_per_task(layer));
     made.slots = item.slots - (item.rows - made.end_row);
     const bool cut = item.rows <= max_cut_rows;
     made.slots_per_piece = cut ? piece_slots(item.slots) : round_up(made.slots, run_slots);
-    made.pieces = ceil_divide(made.slots, made.slots_per_piece);
+    const uint32_t sealed = std::min(made.slots, item.sealed_blocks * layer.layout.block_tokens);
+    made.sealed = {&layer.sealed_layout, 0, sealed};
+    made.open = {&layer.layout, sealed, made.slots};
+    if (layer.seals()) made.open.coded_offset = coded_query_floats(layer, layer.sealed_layout);
+    for (stretch* part : {&made.sealed, &made.open}) {
+        part->pieces = ceil_divide(part->end_slot - part->first_slot, made.slots_per_piece);
+        part->decode = part->pieces != 0 && item.rows == 1 && decode_reads(*part->layout);
+    }
+    made.decode = made.sealed.decode || made.open.decode;
+    made.pieces = made.sealed.pieces + made.open.pieces;
     made.stride = partial_floats(layer, made.rows());
     return made;
 }
@@ -138,8 +166,7 @@ void number_units(const attend_layer& layer, uint32_t concurrency, wave& out) {
     out.units = 0;
     for (uint32_t t = 0; t < out.count; ++t) {
         out.tasks[t].first_unit = out.units;
-        out.units +=
-            out.tasks[t].pieces * (out.tasks[t].decode ? out.decode_parts : layer.kv_heads);
+        out.units += out.tasks[t].units(layer, out.decode_parts);
     }
 }
 
@@ -151,24 +178,32 @@ void run_unit(const attend_call& call, const wave& in, uint32_t unit) {
                                               return value < candidate.first_unit;
                                           }) -
                          1);
-    const uint32_t parts = mine.decode ? in.decode_parts : layer.kv_heads;
-    const uint32_t number = (unit - mine.first_unit) / parts;
-    const uint32_t part = (unit - mine.first_unit) % parts;
+    const uint32_t sealed_parts = mine.sealed.decode ? in.decode_parts : layer.kv_heads;
+    const uint32_t sealed_units = mine.sealed.pieces * sealed_parts;
+    uint32_t place = unit - mine.first_unit;
+    const bool sealed = place < sealed_units;
+    if (!sealed) place -= sealed_units;
+    const stretch& from = sealed ? mine.sealed : mine.open;
+    const uint32_t parts = from.decode ? in.decode_parts : layer.kv_heads;
+    const uint32_t part = place % parts;
+    const uint32_t number = place / parts;
+    const partial_softmax partial = mine.partial(layer, number + (sealed ? 0 : mine.sealed.pieces));
     attend_piece piece;
     piece.call = &call;
     piece.item = mine.item;
-    piece.first_slot = number * mine.slots_per_piece;
-    piece.end_slot = std::min(mine.slots, piece.first_slot + mine.slots_per_piece);
+    piece.layout = from.layout;
+    piece.first_slot = from.first_slot + number * mine.slots_per_piece;
+    piece.end_slot = std::min(from.end_slot, piece.first_slot + mine.slots_per_piece);
     piece.first_head = parts == 1 ? 0 : part;
     piece.end_head = parts == 1 ? layer.kv_heads : part + 1;
     piece.first_row = mine.first_row;
     piece.end_row = mine.end_row;
     piece.queries = mine.queries;
-    if (mine.decode) piece.coded_queries = mine.coded_queries(layer);
-    if (mine.decode) {
-        attend_decode(piece, mine.partial(layer, number));
+    if (from.decode) {
+        piece.coded_queries = mine.coded_queries(layer, from);
+        attend_decode(piece, partial);
     } else {
-        attend_blocked(piece, mine.partial(layer, number));
+        attend_blocked(piece, partial);
     }
 }
 
@@ -176,23 +211,24 @@ void run_unit(const attend_call& call, const wave& in, uint32_t unit) {
 
 void relative_positions(const attend_call& call, const attend_item& item, uint32_t kv_head,
                         uint32_t first, uint32_t count, uint64_t origin, float* out) {
-    const uint32_t block_tokens = call.layer->layout.block_tokens;
+    const lane_positions positions = call.positions_of(item);
     for (uint32_t i = 0; i < count; ++i) {
         const uint32_t slot = first + i;
-        const uint64_t position =
-            slot >= item.explicit_slots
-                ? item.next_position - (item.slots - slot)
-                : call.positions.of(item.blocks[slot / block_tokens], kv_head)[slot % block_tokens];
+        const uint64_t position = slot >= item.explicit_slots
+                                      ? item.next_position - (item.slots - slot)
+                                      : positions.of(item.blocks, slot, kv_head);
         out[i] = static_cast<float>(static_cast<int64_t>(position) - static_cast<int64_t>(origin));
     }
 }
 
 uint64_t attend_workspace_bytes(const attend_layer& layer, uint32_t max_slots) {
     const uint64_t pieces = ceil_divide(max_slots, piece_slots(max_slots));
-    const uint64_t most_pieces = std::min<uint64_t>(max_pieces, pieces + 1);
+    const uint64_t stretches = layer.seals() ? 2 : 1;
+    const uint64_t most_pieces = std::min<uint64_t>(max_pieces, pieces + 1) + stretches - 1;
     const uint32_t rows = rows_per_task(layer);
     const uint64_t cut = most_pieces * partial_floats(layer, std::min(rows, max_cut_rows));
-    return (std::max(cut, partial_floats(layer, rows)) + query_floats(layer)) * sizeof(float);
+    return (std::max(cut, stretches * partial_floats(layer, rows)) + query_floats(layer)) *
+           sizeof(float);
 }
 
 void attend(const attend_call& call, executor& threads) {
@@ -206,8 +242,10 @@ void attend(const attend_call& call, executor& threads) {
             const task& mine = current.tasks[t];
             if (mine.decode) {
                 load_queries(call, mine.item->first_row, 0, layer.query_heads, mine.queries);
-                if (coded_query_bytes(layer) != 0) {
-                    encode_queries(layer, mine.queries, mine.coded_queries(layer));
+                for (const stretch* part : {&mine.sealed, &mine.open}) {
+                    if (!part->decode || coded_query_bytes(*part->layout) == 0) continue;
+                    encode_queries(*part->layout, layer.query_heads, mine.queries,
+                                   mine.coded_queries(layer, *part));
                 }
             }
         });

@@ -17,6 +17,7 @@ namespace kvrt {
 /// What a layer's attention depends on besides data.
 struct attend_layer {
     tile_layout layout;
+    tile_layout sealed_layout;  ///< of the blocks that items say are sealed; without format: none
     uint32_t query_heads = 0;
     uint32_t kv_heads = 0;  ///< query head h reads KV head h / (query_heads / kv_heads)
     float scale = 1.0f;
@@ -25,6 +26,8 @@ struct attend_layer {
     const float* alibi_slopes = nullptr;  ///< [query_heads] or null
     uint32_t window = 0;                  ///< 0: all
     uint32_t window_sinks = 0;            ///< slots below this are always seen
+
+    bool seals() const { return sealed_layout.keys.format != nullptr; }
 };
 
 /// One sequence's rows over one lane.
@@ -38,6 +41,7 @@ struct attend_item {
     uint32_t rows = 0;
     uint32_t slots = 0;
     uint32_t explicit_slots = 0;
+    uint32_t sealed_blocks = 0;
     int64_t window_first = 0;  ///< may be negative: all are inside
     uint64_t next_position = 0;
 };
@@ -46,6 +50,7 @@ struct attend_call {
     const attend_layer* layer = nullptr;
     const std::byte* arena = nullptr;
     position_store positions;  ///< read for ALiBi with explicit slots only
+    position_store sealed_positions;
     const attend_item* items = nullptr;
     uint32_t item_count = 0;
     tensor_view queries;           ///< [rows, query_heads, key_dim]
@@ -53,6 +58,10 @@ struct attend_call {
     float* log_sum_exp = nullptr;  ///< [rows, query_heads] or null
     std::byte* workspace = nullptr;
     uint64_t workspace_bytes = 0;
+
+    lane_positions positions_of(const attend_item& item) const {
+        return {positions, sealed_positions, item.sealed_blocks};
+    }
 };
 
 /// Workspace that `attend` needs at least for sequences of up to `max_slots` slots.

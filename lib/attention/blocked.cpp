@@ -164,7 +164,7 @@ void multiply(const float* a, uint32_t a_stride, uint32_t vectors, const float* 
 template <element type>
 void convert_keys(const attend_piece& piece, uint32_t first, uint32_t count, uint32_t stride,
                   uint32_t head, float* out) {
-    const tile_layout& layout = piece.call->layer->layout;
+    const tile_layout& layout = *piece.layout;
     const uint32_t dim = layout.keys.dim;
     const lanes_tag d;
     const uint32_t lanes = static_cast<uint32_t>(hn::Lanes(d));
@@ -198,7 +198,7 @@ void convert_keys(const attend_piece& piece, uint32_t first, uint32_t count, uin
 template <element type>
 bool convert_values(const attend_piece& piece, uint32_t first, uint32_t count, uint32_t head,
                     float* out) {
-    const tile_layout& layout = piece.call->layer->layout;
+    const tile_layout& layout = *piece.layout;
     const uint32_t dim = layout.values.dim;
     const eights_tag d;
     constexpr uint32_t lanes = static_cast<uint32_t>(hn::MaxLanes(eights_tag()));
@@ -223,32 +223,43 @@ bool convert_values(const attend_piece& piece, uint32_t first, uint32_t count, u
     return hn::AllTrue(d, hn::Eq(flaw, flaw));
 }
 
-// The row of a slot that is stored as a record, in the basis it is stored in.
-HWY_INLINE void decode_row(const attend_piece& piece, const operand_layout& operand, uint32_t slot,
-                           uint32_t head, const row_constants& constants, float* row) {
-    const uint32_t block_tokens = piece.call->layer->layout.block_tokens;
+// The rows of up to 16 slots of one group that are stored as records, or in a tile, in the basis
+// they are stored in: [count][stride].
+void decode_rows(const attend_piece& piece, const operand_layout& operand, uint32_t slot,
+                 uint32_t count, uint32_t head, uint32_t stride, float* rows) {
+    const uint32_t block_tokens = piece.layout->block_tokens;
     const std::byte* block =
         block_address(piece.call->arena, piece.item->blocks[slot / block_tokens]);
+    const uint32_t place = slot % block_tokens;
+    if (operand.tiled()) {
+        alignas(64) float dense[slot_group * widest_row];
+        float* out = stride == operand.dim ? rows : dense;
+        operand.open_tile(block, head, place, count, out);
+        for (uint32_t s = 0; out == dense && s < count; ++s) {
+            std::copy_n(dense + s * operand.dim, operand.dim, rows + s * stride);
+        }
+        return;
+    }
+    const row_constants constants = operand.constants(head);
     alignas(record_word) std::byte record[most_record_bytes];
-    gather_record(operand, block, slot % block_tokens, head, record);
-    operand.format->decode(record, operand.dim, constants, row);
+    for (uint32_t s = 0; s < count; ++s) {
+        gather_record(operand, block, place + s, head, record);
+        operand.format->decode(record, operand.dim, constants, rows + s * stride);
+    }
 }
 
 // As convert_keys, from records.
 void decode_keys(const attend_piece& piece, uint32_t first, uint32_t count, uint32_t stride,
                  uint32_t head, float* out) {
-    const operand_layout& operand = piece.call->layer->layout.keys;
-    const row_constants constants = operand.constants(head);
+    const operand_layout& operand = piece.layout->keys;
     alignas(64) uint32_t rows[slot_group][widest_row];
     alignas(64) uint32_t tile[widest_row * slot_group];
     const uint32_t* row_pointers[slot_group];
     for (uint32_t s = 0; s < slot_group; ++s) row_pointers[s] = rows[s];
     for (uint32_t at = 0; at < count; at += slot_group) {
         const uint32_t here = std::min(slot_group, count - at);
-        for (uint32_t s = 0; s < here; ++s) {
-            decode_row(piece, operand, first + at + s, head, constants,
-                       reinterpret_cast<float*>(rows[s]));
-        }
+        decode_rows(piece, operand, first + at, here, head, widest_row,
+                    reinterpret_cast<float*>(rows[0]));
         for (uint32_t s = here; s < slot_group; ++s) std::fill_n(rows[s], operand.dim, 0u);
         transpose_rows(row_pointers, operand.dim, tile);
         for (uint32_t i = 0; i < operand.dim; ++i) {
@@ -260,20 +271,20 @@ void decode_keys(const attend_piece& piece, uint32_t first, uint32_t count, uint
 // As convert_values, from records.
 bool decode_values(const attend_piece& piece, uint32_t first, uint32_t count, uint32_t head,
                    float* out) {
-    const operand_layout& operand = piece.call->layer->layout.values;
-    const row_constants constants = operand.constants(head);
+    const operand_layout& operand = piece.layout->values;
     float flaw = 0.0f;
-    for (uint32_t at = 0; at < count; ++at) {
-        float* row = out + at * operand.dim;
-        decode_row(piece, operand, first + at, head, constants, row);
-        for (uint32_t i = 0; i < operand.dim; ++i) flaw += row[i] * 0.0f;
+    for (uint32_t at = 0; at < count; at += slot_group) {
+        const uint32_t here = std::min(slot_group, count - at);
+        float* rows = out + at * operand.dim;
+        decode_rows(piece, operand, first + at, here, head, operand.dim, rows);
+        for (uint32_t i = 0; i < here * operand.dim; ++i) flaw += rows[i] * 0.0f;
     }
     return flaw == 0.0f;
 }
 
 void convert(const attend_piece& piece, uint32_t first, uint32_t count, uint32_t stride,
              uint32_t head, float* keys, float* values, bool& finite) {
-    const tile_layout& layout = piece.call->layer->layout;
+    const tile_layout& layout = *piece.layout;
     if (!layout.keys.plain()) {
         decode_keys(piece, first, count, stride, head, keys);
     } else if (layout.keys.type == element::f32) {
@@ -342,16 +353,17 @@ struct blocked_work {
     }
 
     void find_ahead(uint32_t first, tiles_ahead& ahead) const {
-        const tile_layout& layout = layer.layout;
+        const tile_layout& layout = *piece.layout;
         if (layout.order != tile_order::native) return;
         const uint32_t end = std::min(first + run, piece.end_slot);
         for (uint32_t slot = first; slot < end; slot += slot_group) {
             const std::byte* block =
                 block_address(piece.call->arena, piece.item->blocks[slot / layout.block_tokens]);
             const uint32_t place = slot % layout.block_tokens;
-            ahead.add(block + layout.keys.at(place, head, 0), slot_group * layout.keys.row_bytes());
-            ahead.add(block + layout.values.at(place, head, 0),
-                      slot_group * layout.values.row_bytes());
+            for (const operand_layout* operand : {&layout.keys, &layout.values}) {
+                if (operand->tiled()) continue;
+                ahead.add(block + operand->at(place, head, 0), slot_group * operand->row_bytes());
+            }
         }
     }
 

@@ -244,10 +244,11 @@ void add_coded_values(const run_tiles& tiles, const operand_layout& layout, uint
     }
 }
 
-void encode_query_heads(const attend_layer& layer, const float* queries, std::byte* out) {
-    const coded_operand keys(layer.layout.keys, 0);
-    const uint32_t bytes = coded_query_bytes(layer);
-    for (uint32_t head = 0; head < layer.query_heads; ++head) {
+void encode_query_heads(const tile_layout& layout, uint32_t query_heads, const float* queries,
+                        std::byte* out) {
+    const coded_operand keys(layout.keys, 0);
+    const uint32_t bytes = coded_query_bytes(layout);
+    for (uint32_t head = 0; head < query_heads; ++head) {
         encode_query(queries + uint64_t{head} * keys.dim, keys, out + uint64_t{head} * bytes);
     }
 }
@@ -260,7 +261,7 @@ void score_coded(const run_tiles&, const operand_layout&, uint32_t, uint32_t, co
                  uint32_t, float*) {}
 void add_coded_values(const run_tiles&, const operand_layout&, uint32_t, uint32_t, const float*,
                       uint32_t, uint32_t, float*) {}
-void encode_query_heads(const attend_layer&, const float*, std::byte*) {}
+void encode_query_heads(const tile_layout&, uint32_t, const float*, std::byte*) {}
 
 #endif
 
@@ -268,9 +269,8 @@ bool reads(const operand_layout& operand) {
     return operand.plain() || (reads_codes() && operand.format->reading.codes != code_kind::none);
 }
 
-bool reads_layer(const attend_layer& layer) {
-    return layer.layout.order == tile_order::native && reads(layer.layout.keys) &&
-           reads(layer.layout.values);
+bool reads_layout(const tile_layout& layout) {
+    return layout.order == tile_order::native && reads(layout.keys) && reads(layout.values);
 }
 
 struct decoder {
@@ -300,7 +300,7 @@ struct decoder {
             if (!last_head) {
                 tiles.next_keys[g] = tiles.keys[g] + key_head_bytes;
                 tiles.next_values[g] = tiles.values[g] + value_head_bytes;
-            } else if (next_slot < piece.item->slots) {
+            } else if (next_slot < piece.end_slot) {
                 const std::byte* next = block_of(next_slot);
                 const uint32_t place = next_slot % layout.block_tokens;
                 tiles.next_keys[g] = next + layout.keys.at(place, piece.first_head, 0);
@@ -359,7 +359,7 @@ struct decoder {
 void decode_piece(const attend_piece& piece, const partial_softmax& partial) {
     const attend_call& call = *piece.call;
     const attend_layer& layer = *call.layer;
-    const tile_layout& layout = layer.layout;
+    const tile_layout& layout = *piece.layout;
     const uint32_t group = layer.query_heads / layer.kv_heads;
     const decoder work{piece,
                        partial,
@@ -368,7 +368,7 @@ void decode_piece(const attend_piece& piece, const partial_softmax& partial) {
                        group,
                        static_cast<uint32_t>(layout.keys.head_stride) * layout.keys.word_bytes,
                        static_cast<uint32_t>(layout.values.head_stride) * layout.values.word_bytes,
-                       coded_query_bytes(layer)};
+                       coded_query_bytes(layout)};
 
     const uint32_t first_query = piece.first_head * group;
     const uint32_t end_query = piece.end_head * group;
@@ -437,7 +437,7 @@ HWY_AFTER_NAMESPACE();
 namespace kvrt {
 
 HWY_EXPORT(decode_piece);
-HWY_EXPORT(reads_layer);
+HWY_EXPORT(reads_layout);
 HWY_EXPORT(encode_query_heads);
 HWY_EXPORT(load_row);
 HWY_EXPORT(target_name);
@@ -447,18 +447,19 @@ void load_queries(const attend_call& call, uint32_t row, uint32_t first_head, ui
     HWY_DYNAMIC_DISPATCH(load_row)(call, row, first_head, heads, out);
 }
 
-bool decode_reads(const attend_layer& layer) { return HWY_DYNAMIC_DISPATCH(reads_layer)(layer); }
+bool decode_reads(const tile_layout& layout) { return HWY_DYNAMIC_DISPATCH(reads_layout)(layout); }
 
-uint32_t coded_query_bytes(const attend_layer& layer) {
-    const operand_layout& keys = layer.layout.keys;
-    if (keys.plain()) return 0;
+uint32_t coded_query_bytes(const tile_layout& layout) {
+    const operand_layout& keys = layout.keys;
+    if (keys.plain() || keys.tiled()) return 0;
     const uint32_t groups = keys.format->groups(keys.dim);
     // Three digits of a byte per channel, two floats per group: codes-inl.hpp.
     return round_up(3 * keys.dim + 2 * groups * static_cast<uint32_t>(sizeof(float)), 64u);
 }
 
-void encode_queries(const attend_layer& layer, const float* queries, std::byte* out) {
-    HWY_DYNAMIC_DISPATCH(encode_query_heads)(layer, queries, out);
+void encode_queries(const tile_layout& layout, uint32_t query_heads, const float* queries,
+                    std::byte* out) {
+    HWY_DYNAMIC_DISPATCH(encode_query_heads)(layout, query_heads, queries, out);
 }
 
 void attend_decode(const attend_piece& piece, const partial_softmax& partial) {

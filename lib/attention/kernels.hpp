@@ -14,7 +14,7 @@
 
 namespace kvrt {
 
-/// Slots that a kernel takes at once. Pieces start on multiples of it.
+/// Slots that a kernel takes at once. Pieces start on multiples of slot_group.
 inline constexpr uint32_t run_slots = 64;
 
 /// Partial softmaxes of [rows][query heads]; largest is -infinity where nothing was seen.
@@ -24,10 +24,12 @@ struct partial_softmax {
     float* values = nullptr;  ///< [rows][query heads][value_dim]
 };
 
-/// Slots [first_slot, end_slot) of one item, KV heads [first_head, end_head).
+/// Slots [first_slot, end_slot) of one item, KV heads [first_head, end_head). Blocks of a piece are
+/// all sealed or none is.
 struct attend_piece {
     const attend_call* call = nullptr;
     const attend_item* item = nullptr;
+    const tile_layout* layout = nullptr;
     uint32_t first_slot = 0, end_slot = 0;
     uint32_t first_head = 0, end_head = 0;
     uint32_t first_row = 0, end_row = 0;       ///< within the item; partials are of these rows
@@ -40,16 +42,17 @@ struct attend_piece {
 void load_queries(const attend_call& call, uint32_t row, uint32_t first_head, uint32_t heads,
                   float* out);
 
-/// Whether attend_decode reads both operands of the layer, on this processor.
-bool decode_reads(const attend_layer& layer);
+/// Whether attend_decode reads both operands of a layout, on this processor.
+bool decode_reads(const tile_layout& layout);
 
-/// Bytes of a query head that encode_queries writes, a multiple of 64; 0: keys are plain elements.
-uint32_t coded_query_bytes(const attend_layer& layer);
+/// Bytes of a query head that encode_queries writes, a multiple of 64; 0: nothing is written.
+uint32_t coded_query_bytes(const tile_layout& layout);
 
 /// Brings the queries of a row into the form that integer codes of keys are multiplied with.
-void encode_queries(const attend_layer& layer, const float* queries, std::byte* out);
+void encode_queries(const tile_layout& layout, uint32_t query_heads, const float* queries,
+                    std::byte* out);
 
-/// item.rows == 1, decode_reads(layer).
+/// item.rows == 1, decode_reads(piece.layout).
 void attend_decode(const attend_piece& piece, const partial_softmax& partial);
 
 /// One KV head; (end_row - first_row) * group <= blocked_vectors(...), or one row.

@@ -26,12 +26,15 @@ struct row_of_item {
     }
     uint64_t position_of(uint32_t slot) const {
         if (slot >= item.explicit_slots) return item.next_position - (item.slots - slot);
-        const uint32_t block_tokens = call.layer->layout.block_tokens;
-        return call.positions.of(item.blocks[slot / block_tokens], kv_head())[slot % block_tokens];
+        return call.positions_of(item).of(item.blocks, slot, kv_head());
     }
     /// The stored row of a slot, as numbers.
-    const float* stored(const operand_layout& operand, uint32_t slot, float* row_buffer) const {
+    const float* stored(operand_layout tile_layout::*which, uint32_t slot,
+                        float* row_buffer) const {
         const uint32_t block_tokens = call.layer->layout.block_tokens;
+        const bool sealed = slot / block_tokens < item.sealed_blocks;
+        const operand_layout& operand =
+            (sealed ? call.layer->sealed_layout : call.layer->layout).*which;
         const std::byte* block = block_address(call.arena, item.blocks[slot / block_tokens]);
         read_row(operand, block, slot % block_tokens, kv_head(), row_buffer);
         return row_buffer;
@@ -40,7 +43,7 @@ struct row_of_item {
     double logit(uint32_t slot) const {
         const attend_layer& layer = *call.layer;
         float buffer[widest_row];
-        const float* key = stored(layer.layout.keys, slot, buffer);
+        const float* key = stored(&tile_layout::keys, slot, buffer);
         double sum = 0.0;
         for (uint32_t d = 0; d < layer.layout.keys.dim; ++d) {
             sum += double{load_element(call.queries.at(item.first_row + row, head, d),
@@ -76,7 +79,7 @@ struct row_of_item {
             if (!sees(slot) || largest == -std::numeric_limits<double>::infinity()) continue;
             const double weight = std::exp(logit(slot) - largest);
             denominator += weight;
-            const float* value = stored(layer.layout.values, slot, buffer);
+            const float* value = stored(&tile_layout::values, slot, buffer);
             for (uint32_t d = 0; d < dims; ++d) out[d] += weight * double{value[d]};
         }
         for (uint32_t d = 0; d < dims; ++d) {

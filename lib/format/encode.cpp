@@ -119,6 +119,26 @@ HWY_INLINE void load_row(const operand_layout& layout, const tensor_view& tensor
     if (layout.rotated) rotate_row(row, layout.dim);
 }
 
+// Plain rows of tile-local formats that want them rotated, kept until their block is sealed.
+template <element from>
+void write_rotated(const operand_layout& layout, uint32_t heads, const tensor_view& tensor,
+                   const write_piece& piece) {
+    alignas(64) float rows[slot_group][widest_row];
+    tensor_view rotated;
+    rotated.data = reinterpret_cast<std::byte*>(rows);
+    rotated.row_stride = widest_row;
+    write_piece here = piece;
+    here.first_row = 0;
+    for (uint32_t head = 0; head < heads; ++head) {
+        for (uint32_t r = 0; r < piece.rows; ++r) {
+            load_row<from>(layout, tensor, piece.first_row + r, head, rows[r]);
+        }
+        operand_layout of_head = layout;
+        of_head.offset = layout.tile_at(head);
+        write_from<element::f32>(of_head, 1, rotated, here);
+    }
+}
+
 // Records of a piece: whole, or as columns of a native key tile.
 template <element from>
 void write_records(const operand_layout& layout, uint32_t heads, const tensor_view& tensor,
@@ -168,7 +188,9 @@ void write_records(const operand_layout& layout, uint32_t heads, const tensor_vi
 template <element from>
 HWY_INLINE void write_any(const operand_layout& layout, uint32_t heads, const tensor_view& tensor,
                           const write_piece& piece, uint64_t* saturated) {
-    if (layout.plain()) {
+    if (layout.plain() && layout.rotated) {
+        write_rotated<from>(layout, heads, tensor, piece);
+    } else if (layout.plain()) {
         write_from<from>(layout, heads, tensor, piece);
     } else {
         write_records<from>(layout, heads, tensor, piece, saturated);

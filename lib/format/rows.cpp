@@ -29,11 +29,13 @@ void read_row(const operand_layout& operand, const std::byte* block, uint32_t sl
         for (uint32_t i = 0; i < operand.dim; ++i) {
             row[i] = load_element(block + operand.at(slot, head, i), operand.type);
         }
-        return;
+    } else if (operand.tiled()) {
+        operand.open_tile(block, head, slot, 1, row);
+    } else {
+        alignas(record_word) std::byte record[most_record_bytes];
+        gather_record(operand, block, slot, head, record);
+        operand.format->decode(record, operand.dim, operand.constants(head), row);
     }
-    alignas(record_word) std::byte record[most_record_bytes];
-    gather_record(operand, block, slot, head, record);
-    operand.format->decode(record, operand.dim, operand.constants(head), row);
     if (operand.rotated) rotate_row(row, operand.dim);
 }
 

@@ -10,6 +10,9 @@
 // of plain formats, words of 4 bytes of the others' records (format.hpp), of which a native key
 // tile is the transpose: word w of 16 slots side by side. HND and NHD hold records in their foreign
 // form, where a format has one, in words of 2 bytes.
+//
+// A sealed tile of a tile-local format has neither words nor strides of slots: it lies in one piece
+// per KV head, in all three orders, and its codec alone reads it.
 #pragma once
 
 #include <cstddef>
@@ -35,6 +38,8 @@ struct operand_layout {
     int64_t slot_stride = 0;   ///< within a group
     int64_t head_stride = 0;
     int64_t word_stride = 0;
+    uint32_t tile_bytes = 0;   ///< of tile-local formats, whose words are 0
+    uint32_t tile_tokens = 0;  ///< rows of such a tile: those of a block
 
     // Constants of the lane, owned by the model's geometry; null where the format needs none.
     const float* scales = nullptr;         ///< [kv_heads]
@@ -43,7 +48,16 @@ struct operand_layout {
     bool rotated = false;      ///< records hold rows in the basis of rotation.hpp
     bool inline_form = false;  ///< records lie in their foreign form
 
+    /// Takes over what another layout of the same rows is stored with.
+    void share_constants(const operand_layout& other) {
+        scales = other.scales;
+        channel_means = other.channel_means;
+        channel_scales = other.channel_scales;
+        rotated = other.rotated;
+    }
+
     bool plain() const { return format->kind == format_class::plain; }
+    bool tiled() const { return format->kind == format_class::tile_local; }
     uint32_t row_bytes() const { return words * word_bytes; }
     row_constants constants(uint32_t head) const {
         row_constants made;
@@ -53,6 +67,17 @@ struct operand_layout {
             made.channel_scale = channel_scales + std::size_t{head} * dim;
         }
         return made;
+    }
+
+    /// Bytes from the block's start to a head's tile.
+    int64_t tile_at(uint32_t head) const {
+        return offset + int64_t{word_bytes} * head * head_stride;
+    }
+
+    /// Rows [first, first + count) of a head's tile, in the basis they are stored in.
+    void open_tile(const std::byte* block, uint32_t head, uint32_t first, uint32_t count,
+                   float* rows) const {
+        format->tile.open(block + tile_at(head), tile_tokens, dim, first, count, rows);
     }
 
     /// Bytes from the block's start to [slot, head, word].
@@ -72,7 +97,8 @@ struct tile_layout {
     uint32_t block_bytes = 0;  ///< a multiple of 64
 };
 
-/// Lays out a block. block_tokens is a multiple of 16, dims are multiples of 8.
+/// Lays out a block. block_tokens is a multiple of 16 (and of what a tile-local format asks), dims
+/// are multiples of 8.
 tile_layout make_tile_layout(tile_order order, uint32_t block_tokens, uint32_t kv_heads,
                              uint32_t key_dim, uint32_t value_dim,
                              const format_description& key_format,

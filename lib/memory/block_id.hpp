@@ -58,4 +58,19 @@ struct position_store {
     }
 };
 
+/// Explicit positions along a lane's table, whose first sealed_blocks are of a class of their own.
+struct lane_positions {
+    position_store open;
+    position_store sealed;
+    uint32_t sealed_blocks = 0;
+
+    const position_store& of_block(uint32_t index) const {
+        return index < sealed_blocks ? sealed : open;
+    }
+    uint32_t& of(const block_id* blocks, uint32_t slot, uint32_t kv_head) const {
+        const uint32_t index = slot / open.block_tokens;
+        return of_block(index).of(blocks[index], kv_head)[slot % open.block_tokens];
+    }
+};
+
 }  // namespace kvrt

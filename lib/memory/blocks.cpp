@@ -174,52 +174,44 @@ block_id block_store::allocate(uint32_t class_index) {
     return id;
 }
 
-void block_store::retain(uint32_t class_index, block_id id) {
-    ++record_of(class_index, id).references;
-}
+void block_store::retain(block_id id) { ++record_of(id).references; }
 
-uint32_t block_store::references(uint32_t class_index, block_id id) const {
-    return record_of(class_index, id).references;
-}
+uint32_t block_store::references(block_id id) const { return record_of(id).references; }
 
-uint64_t block_store::last_reader(uint32_t class_index, block_id id) const {
-    return record_of(class_index, id).last_reader;
-}
+uint64_t block_store::last_reader(block_id id) const { return record_of(id).last_reader; }
 
-bool block_store::drop(uint32_t class_index, block_id id, uint64_t fence,
-                       const fence_clock& clock) {
-    block_class& owner = classes_[class_index];
-    block_record& record = record_of(class_index, id);
+bool block_store::drop(block_id id, uint64_t fence, const fence_clock& clock) {
+    block_class& owner = classes_[class_of(id)];
+    block_record& record = record_of(id);
     if (fence > record.last_reader) record.last_reader = fence;
     if (--record.references != 0) return false;
 
     --pinned_;
     ++owner.returned;
     if (clock.passed(record.last_reader)) {
-        free_block(class_index, id);
+        free_block(id);
         return true;
     }
     ++owner.parked;
-    park(class_index, id);
+    park(id);
     return true;
 }
 
-void block_store::park(uint32_t class_index, block_id id) {
-    block_record& record = record_of(class_index, id);
+void block_store::park(block_id id) {
+    block_record& record = record_of(id);
     record.next_parked = no_block;
     oldest_parked_fence_ = std::min(oldest_parked_fence_, record.last_reader);
     if (last_parked_ == no_block) {
         first_parked_ = id;
     } else {
-        const uint32_t last_class = slabs_[last_parked_ / units_per_slab].class_index;
-        record_of(last_class, last_parked_).next_parked = id;
+        record_of(last_parked_).next_parked = id;
     }
     last_parked_ = id;
 }
 
-void block_store::take_back(uint32_t class_index, block_id id, uint64_t fence,
-                            const fence_clock& clock) {
-    if (!drop(class_index, id, fence, clock)) return;
+void block_store::take_back(block_id id, uint64_t fence, const fence_clock& clock) {
+    const uint32_t class_index = class_of(id);  // before the slab may go back to the arena
+    if (!drop(id, fence, clock)) return;
     --classes_[class_index].allocated;
     --classes_[class_index].returned;
 }
@@ -233,21 +225,20 @@ void block_store::collect(const fence_clock& clock) {
     last_parked_ = no_block;
     oldest_parked_fence_ = no_fence;
     while (id != no_block) {
-        const uint32_t class_index = slabs_[id / units_per_slab].class_index;
-        const block_record& record = record_of(class_index, id);
+        const block_record& record = record_of(id);
         const block_id next = record.next_parked;
         if (clock.passed(record.last_reader)) {
-            --classes_[class_index].parked;
-            free_block(class_index, id);
+            --classes_[class_of(id)].parked;
+            free_block(id);
         } else {
-            park(class_index, id);
+            park(id);
         }
         id = next;
     }
 }
 
-void block_store::free_block(uint32_t class_index, block_id id) {
-    block_class& owner = classes_[class_index];
+void block_store::free_block(block_id id) {
+    block_class& owner = classes_[class_of(id)];
     if (settings_.debug) std::memset(block_address(arena_, id), fresh_byte, owner.block_bytes);
     const uint32_t slab_index = id / units_per_slab;
     slab& record = slabs_[slab_index];
@@ -264,8 +255,9 @@ bool block_store::fits(const uint64_t* needed, uint64_t slabs, bool count_free,
         const class_counters counters = this->counters(c);
         const uint64_t here =
             (count_free ? counters.free : 0) + (count_parked ? counters.parked : 0);
-        if (needed[c] <= here) continue;
-        const uint64_t more = ceil_divide<uint64_t>(needed[c] - here, blocks_per_slab(c));
+        const uint64_t wanted = needed[c] + (count_free ? promised_[c] : 0);
+        if (wanted <= here) continue;
+        const uint64_t more = ceil_divide<uint64_t>(wanted - here, blocks_per_slab(c));
         if (more > slabs) return false;
         slabs -= more;
     }
@@ -296,7 +288,7 @@ status block_store::check_slab(uint32_t slab_index, uint64_t* free_blocks) const
     for (uint32_t block = 0; block < owner.numbering.blocks_per_slab; ++block) {
         const block_id id = slab_index * units_per_slab + block * owner.numbering.units_per_block;
         const bool is_free = (record.free_bits[block / 64] >> (block % 64) & 1) != 0;
-        const uint32_t references = record_of(record.class_index, id).references;
+        const uint32_t references = record_of(id).references;
         if (is_free && references != 0) {
             return fail(KV_INTERNAL, "block {} is free and has {} references", id, references);
         }

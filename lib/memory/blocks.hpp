@@ -80,21 +80,28 @@ class block_store {
 
     /// A block with one reference, or no_block. With debug its bytes are 0xff.
     block_id allocate(uint32_t class_index);
-    void retain(uint32_t class_index, block_id id);
-    uint32_t references(uint32_t class_index, block_id id) const;
+    /// The class of a block that is not free.
+    uint32_t class_of(block_id id) const { return slabs_[id / units_per_slab].class_index; }
+    void retain(block_id id);
+    uint32_t references(block_id id) const;
     /// The latest fence of those readers that have dropped this block since it was handed out.
-    uint64_t last_reader(uint32_t class_index, block_id id) const;
+    uint64_t last_reader(block_id id) const;
 
     /// Drops one reference of a reader whose last step was `fence`. True when it was the last: the
     /// block is then free, or parked until all its readers' fences have passed.
-    bool drop(uint32_t class_index, block_id id, uint64_t fence, const fence_clock& clock);
+    bool drop(block_id id, uint64_t fence, const fence_clock& clock);
 
     /// Undoes an allocate whose block nobody else has seen: as drop, but counted as never handed
     /// out.
-    void take_back(uint32_t class_index, block_id id, uint64_t fence, const fence_clock& clock);
+    void take_back(block_id id, uint64_t fence, const fence_clock& clock);
 
     /// Frees parked blocks whose fences have passed.
     void collect(const fence_clock& clock);
+
+    /// Sets `count` blocks of a class aside for whoever allocates them later: can_allocate answers
+    /// without them. redeem takes the promise back, at the latest just before those allocations.
+    void promise(uint32_t class_index, uint64_t count) { promised_[class_index] += count; }
+    void redeem(uint32_t class_index, uint64_t count) { promised_[class_index] -= count; }
 
     /// Can `needed[class]` blocks be handed out now / once every parked block is free?
     bool can_allocate(const uint64_t* needed, bool after_fences) const;
@@ -149,15 +156,17 @@ class block_store {
         host_array<uint32_t> positions;
     };
 
-    block_record& record_of(uint32_t class_index, block_id id) {
+    block_record& record_of(block_id id) {
+        const uint32_t class_index = class_of(id);
         return classes_[class_index].records[block_index(class_index, id)];
     }
-    const block_record& record_of(uint32_t class_index, block_id id) const {
+    const block_record& record_of(block_id id) const {
+        const uint32_t class_index = class_of(id);
         return classes_[class_index].records[block_index(class_index, id)];
     }
     bool take_slab(uint32_t class_index);
-    void free_block(uint32_t class_index, block_id id);
-    void park(uint32_t class_index, block_id id);
+    void free_block(block_id id);
+    void park(block_id id);
     void return_slab(uint32_t slab_index);
     void link_partial(uint32_t slab_index);
     void unlink_partial(uint32_t slab_index);
@@ -169,6 +178,7 @@ class block_store {
     options settings_;
     std::array<block_class, max_block_classes> classes_;
     uint32_t class_count_ = 0;
+    std::array<uint64_t, max_block_classes> promised_ = {};
     host_array<slab> slabs_;
     uint32_t first_resident_free_ = no_slab;  ///< taken first
     uint32_t first_empty_free_ = no_slab;     ///< without memory behind them

@@ -66,6 +66,23 @@ status find_class(uint32_t block_bytes, uint32_t positions, model_geometry& out,
     return KV_OK;
 }
 
+/// What rows are written as: tile-local formats keep them raw until their block is full.
+const format_description& written_format(const format_description& format) {
+    return format.kind == format_class::tile_local ? *find_format(KV_FORMAT_F16, operand_role::keys)
+                                                   : format;
+}
+
+status check_tile(const format_description& format, const char* field, uint32_t block_tokens,
+                  uint32_t layer) {
+    if (format.kind != format_class::tile_local || block_tokens % format.tile.token_multiple == 0) {
+        return KV_OK;
+    }
+    return fail(KV_UNSUPPORTED,
+                "layer {}: {} {} codes {} tokens together: block_tokens is {}, and must be a "
+                "multiple of that",
+                layer, field, format.name, format.tile.token_multiple, block_tokens);
+}
+
 status describe_lane(const kv_layer& layer, uint32_t index, tile_order order, model_geometry& out,
                      float*& next_value, lane_geometry& lane) {
     const format_description* key_format = nullptr;
@@ -78,23 +95,35 @@ status describe_lane(const kv_layer& layer, uint32_t index, tile_order order, mo
     lane.window_sinks = layer.window_sinks;
     lane.first_counter = out.counters;
     out.counters += 2 * layer.kv_heads;
+    KVRT_TRY(check_tile(*key_format, "key_format", out.block_tokens, index));
+    KVRT_TRY(check_tile(*value_format, "value_format", out.block_tokens, index));
+    const format_description& written_keys = written_format(*key_format);
+    const format_description& written_values = written_format(*value_format);
     const uint64_t bytes =
         uint64_t{out.block_tokens} * layer.kv_heads *
-        (record_bytes(*key_format, layer.key_dim) + record_bytes(*value_format, layer.value_dim));
+        (record_bytes(written_keys, layer.key_dim) + record_bytes(written_values, layer.value_dim));
     if (bytes + guard_bytes > slab_bytes) {
         return fail(KV_UNSUPPORTED,
                     "layer {}: a block of {} tokens takes {} bytes, more than a slab of {}: use a "
                     "smaller block_tokens or a smaller format",
                     index, out.block_tokens, bytes, slab_bytes);
     }
-    lane.layout = make_tile_layout(order, out.block_tokens, layer.kv_heads, layer.key_dim,
-                                   layer.value_dim, *key_format, *value_format);
+    const auto layout_of = [&](const format_description& keys, const format_description& values) {
+        return make_tile_layout(order, out.block_tokens, layer.kv_heads, layer.key_dim,
+                                layer.value_dim, keys, values);
+    };
+    lane.sealed_layout = layout_of(*key_format, *value_format);
     KVRT_TRY(take_storage(layer.key_storage, layer.kv_heads, "key_storage", index, next_value,
-                          lane.layout.keys));
+                          lane.sealed_layout.keys));
     KVRT_TRY(take_storage(layer.value_storage, layer.kv_heads, "value_storage", index, next_value,
-                          lane.layout.values));
-    return find_class(lane.layout.block_bytes, layer.kv_heads * out.block_tokens, out,
-                      lane.class_index);
+                          lane.sealed_layout.values));
+    lane.layout = layout_of(written_keys, written_values);
+    lane.layout.keys.share_constants(lane.sealed_layout.keys);
+    lane.layout.values.share_constants(lane.sealed_layout.values);
+    lane.seals = lane.sealed_layout.keys.tiled() || lane.sealed_layout.values.tiled();
+    const uint32_t positions = layer.kv_heads * out.block_tokens;
+    KVRT_TRY(find_class(lane.layout.block_bytes, positions, out, lane.class_index));
+    return find_class(lane.sealed_layout.block_bytes, positions, out, lane.sealed_class_index);
 }
 
 /// A layer that shares another's cache must fit it: what it does not say is the owner's.

@@ -3,7 +3,8 @@
 //
 //   layer   what attends: heads, scale, window, biases. A layer that shares another's cache points
 //           to the owner's lane and stores nothing.
-//   lane    what stores: one per owning layer; has a block class and a tile layout.
+//   lane    what stores: one per owning layer; has a block class and a tile layout. With a
+//           tile-local format it has two of each: blocks are written raw, and sealed when full.
 //   class   all lanes whose blocks have the same number of bytes.
 #pragma once
 
@@ -47,7 +48,10 @@ struct lane_geometry {
     /// Policies may choose its survivors: no reader of this lane masks by a window, whose edge
     /// would differ from head to head once sets of survivors do.
     bool evictable = true;
-    tile_layout layout;
+    tile_layout layout;  ///< as rows are written
+    bool seals = false;  ///< what follows differs from how rows are written
+    tile_layout sealed_layout;
+    uint32_t sealed_class_index = 0;
 };
 
 struct model_geometry {

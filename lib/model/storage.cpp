@@ -54,7 +54,8 @@ status take_storage(const kv_storage* storage, uint32_t kv_heads, const char* fi
         KVRT_TRY(adopt(storage, KV_STORAGE_SCALE_ONE | KV_STORAGE_ROTATE, field, given));
     }
     KVRT_TRY(check_scales(given, kv_heads, field, layer));
-    operand.rotated = (given.flags & KV_STORAGE_ROTATE) != 0;
+    const bool always = operand.format->always_rotated;
+    operand.rotated = always || (given.flags & KV_STORAGE_ROTATE) != 0;
     if (operand.rotated && operand.plain()) {
         return fail(KV_UNSUPPORTED, "layer {}: {}: {} is not stored rotated", layer, field,
                     operand.format->name);

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <limits>
+#include <numeric>
 
 #include "retention/round.hpp"
 #include "retention/scores.hpp"
@@ -39,6 +40,7 @@ status create_retention(cache& store, retention_context& context) {
                                         memory_contents::undefined));
     KVRT_TRY(
         context.target_table.allocate(allocator, store.sequences.max_blocks(), "round scratch"));
+    KVRT_TRY(context.recoded.allocate(allocator, kv_heads, "round scratch"));
     KVRT_TRY(context.phases.allocate(allocator, phases, "round scratch"));
     return context.weights.allocate(allocator, kv_heads * weights, "round scratch");
 }
@@ -166,18 +168,21 @@ bool choose_lanes(round_plan& plan) {
 
 status check_room(const round_plan& plan) {
     uint64_t needed[max_block_classes] = {};
-    uint64_t blocks = 0;
     for (uint32_t lane = 0; lane < plan.store.model.lanes.size(); ++lane) {
         if (plan.context.chosen_lanes[lane] == 0) continue;
-        const uint32_t fresh = fresh_blocks_bound(plan, lane);
-        needed[plan.store.model.lanes[lane].class_index] += fresh;
-        blocks += fresh;
+        if (plan.store.model.lanes[lane].seals) {
+            bound_fresh_tiles(plan, lane, needed);
+        } else {
+            bound_fresh_blocks(plan, lane, needed);
+        }
     }
     if (plan.store.blocks.can_allocate(needed, false)) return KV_OK;
     return fail(KV_AGAIN,
-                "kv_compress: others read the blocks of this sequence, so {} fresh ones are needed "
-                "for its survivors; {} bytes are free",
-                blocks, plan.store.blocks.free_bytes(false));
+                "kv_compress: blocks that others read stay as they are, and tiles of other tokens "
+                "end in a raw block, so {} fresh ones are needed for the survivors; {} bytes are "
+                "free",
+                std::accumulate(needed, needed + max_block_classes, uint64_t{0}),
+                plan.store.blocks.free_bytes(false));
 }
 
 uint32_t* survivors_of(const round_plan& plan, uint32_t kv_head) {
@@ -188,6 +193,14 @@ float* totals_of(const round_plan& plan, uint32_t kv_head) {
     return plan.context.totals.data() + kv_head * plan.context.slot_stride;
 }
 
+void move_survivors(const round_plan& plan, uint32_t lane, bool common, compaction_report& report) {
+    if (plan.store.model.lanes[lane].seals) {
+        compact_tiles(plan, lane, common, report);
+    } else {
+        compact_lane(plan, lane, common, report);
+    }
+}
+
 void select_per_layer_per_head(const round_plan& plan, compaction_report& report) {
     for (uint32_t lane = 0; lane < plan.store.model.lanes.size(); ++lane) {
         if (plan.context.chosen_lanes[lane] == 0) continue;
@@ -196,7 +209,7 @@ void select_per_layer_per_head(const round_plan& plan, compaction_report& report
             select_top(lane_scores(plan, lane, head), guards_of(plan, lane, head).candidates,
                        plan.owner.lanes[lane].slots, plan.keep, survivors_of(plan, head));
         });
-        compact_lane(plan, lane, false, report);
+        move_survivors(plan, lane, false, report);
     }
 }
 
@@ -230,7 +243,7 @@ void select_in_common(const round_plan& plan, compaction_report& report) {
                    plan.owner.lanes[first].slots, plan.keep, survivors_of(plan, set));
     }
     for (uint32_t lane = first; lane < lanes; ++lane) {
-        if (chosen[lane] != 0) compact_lane(plan, lane, !by_head, report);
+        if (chosen[lane] != 0) move_survivors(plan, lane, !by_head, report);
     }
 }
 

@@ -2,7 +2,8 @@
 //
 // Survivors slide forward in order until whole blocks at the end are empty, and those return.
 // Blocks that others read, or whose readers' fence has not passed, are not touched: survivors move
-// to fresh blocks instead, and the references are dropped. Keys and values move bit by bit.
+// to fresh blocks instead, and the references are dropped. Keys and values move bit by bit; those
+// of tile-local formats are coded into new tiles.
 #pragma once
 
 #include "attention/attend.hpp"
@@ -19,6 +20,7 @@ struct retention_context {
     host_array<float> totals;           ///< [kv_heads][slot_stride]: sums over layers
     host_array<uint32_t> survivors;     ///< [kv_heads][slot_stride]
     host_array<block_id> target_table;  ///< [max blocks]
+    host_array<recoding> recoded;       ///< [kv_heads], of the lane at hand
     host_array<double> phases;          ///< [lanes that differ in rotation: one at a time]
     host_array<float> weights;          ///< [kv_heads][weight_stride]
     uint64_t slot_stride = 0;
@@ -35,6 +37,7 @@ struct compaction_report {
     returned_blocks tables_before, tables_after;
     returned_blocks returned;
     uint64_t blocks_copied = 0;
+    recoding recoded;  ///< of tile-local formats
 };
 
 status create_retention(cache& store, retention_context& context);

@@ -94,7 +94,7 @@ template <class tile_kernel>
 void visit_tiles(const key_source& keys, uint32_t first_slot, uint32_t end_slot,
                  const tile_kernel& kernel) {
     const operand_layout& operand = keys.layout.keys;
-    if (!operand.plain()) {
+    if (!operand.plain() || operand.rotated) {
         return visit_rows(operand.dim, first_slot, end_slot, kernel,
                           [&](uint32_t slot, float* row) {
                               read_row(operand, keys.block(slot), slot % keys.layout.block_tokens,

@@ -16,16 +16,22 @@ uint32_t group_of(const round_plan& plan, uint32_t lane) {
     return layer.query_heads / layer.kv_heads;
 }
 
-/// Runs body(kv_head, first slot, end slot) over all heads and stretches of a lane.
+/// Runs body(layout, kv_head, first slot, end slot) over all heads and stretches of a lane.
 template <class callable>
 void for_each_stretch(const round_plan& plan, uint32_t lane, const callable& body) {
-    const uint32_t slots = plan.owner.lanes[lane].slots;
-    const uint32_t stretches = ceil_divide(slots, slots_per_unit);
-    plan.store.threads.for_each(
-        plan.store.model.lanes[lane].kv_heads * stretches, [&](uint32_t unit) {
-            const uint32_t first = unit % stretches * slots_per_unit;
-            body(unit / stretches, first, std::min(first + slots_per_unit, slots));
-        });
+    const lane_geometry& geometry = plan.store.model.lanes[lane];
+    const lane_state& state = plan.owner.lanes[lane];
+    const uint32_t sealed =
+        std::min(state.sealed_blocks * plan.store.model.block_tokens, state.slots);
+    const uint32_t stretches = ceil_divide(state.slots, slots_per_unit);
+    plan.store.threads.for_each(geometry.kv_heads * stretches, [&](uint32_t unit) {
+        const uint32_t first = unit % stretches * slots_per_unit;
+        const uint32_t end = std::min(first + slots_per_unit, state.slots);
+        const uint32_t middle = std::clamp(sealed, first, end);
+        const uint32_t head = unit / stretches;
+        if (first < middle) body(geometry.sealed_layout, head, first, middle);
+        if (middle < end) body(geometry.layout, head, middle, end);
+    });
 }
 
 void score_by_triattention(const round_plan& plan, uint32_t lane) {
@@ -48,12 +54,13 @@ void score_by_triattention(const round_plan& plan, uint32_t lane) {
                              {real, real + length, real + 2 * length},
                              context.weights.data() + head * context.weight_stride);
     }
-    for_each_stretch(plan, lane, [&](uint32_t head, uint32_t first, uint32_t end) {
-        score_triattention(geometry.layout, plan.store.blocks.arena(), plan.owner.lanes[lane].table,
-                           first, end, head, shape, layer.rope,
-                           context.weights.data() + head * context.weight_stride,
-                           lane_scores(plan, lane, head), context.slot_stride);
-    });
+    for_each_stretch(
+        plan, lane, [&](const tile_layout& layout, uint32_t head, uint32_t first, uint32_t end) {
+            score_triattention(layout, plan.store.blocks.arena(), plan.owner.lanes[lane].table,
+                               first, end, head, shape, layer.rope,
+                               context.weights.data() + head * context.weight_stride,
+                               lane_scores(plan, lane, head), context.slot_stride);
+        });
     plan.store.threads.for_each(geometry.kv_heads, [&](uint32_t head) {
         float* scores = lane_scores(plan, lane, head);
         normalise_and_reduce(scores, context.slot_stride, shape.group,
@@ -104,11 +111,12 @@ void score_lane(const round_plan& plan, uint32_t lane) {
             score_by_chance(plan, lane);
             return;
         case KV_SCORER_KEY_NORM:
-            for_each_stretch(plan, lane, [&](uint32_t head, uint32_t first, uint32_t end) {
-                score_key_norm(geometry.layout, plan.store.blocks.arena(),
-                               plan.owner.lanes[lane].table, first, end, head,
-                               lane_scores(plan, lane, head));
-            });
+            for_each_stretch(
+                plan, lane,
+                [&](const tile_layout& layout, uint32_t head, uint32_t first, uint32_t end) {
+                    score_key_norm(layout, plan.store.blocks.arena(), plan.owner.lanes[lane].table,
+                                   first, end, head, lane_scores(plan, lane, head));
+                });
             return;
         default:
             for (uint32_t head = 0; head < geometry.kv_heads; ++head) {

@@ -12,18 +12,23 @@ void measure_room(const cache& store, sequence& owner) {
         room = std::min({room, state.blocks * block_tokens - state.slots,
                          store.limits.max_tokens_per_sequence - state.slots});
         if (state.slots % block_tokens != 0 &&
-            store.blocks.references(store.model.lanes[lane].class_index,
-                                    state.table[state.blocks - 1]) > 1) {
+            store.blocks.references(state.table[state.blocks - 1]) > 1) {
             room = 0;
+        }
+        if (store.model.lanes[lane].seals && room != 0) {
+            // A token that fills its block has it sealed, which takes another; so does a tile that
+            // must be opened first.
+            const uint32_t full = state.slots / block_tokens;
+            const bool settled = full == state.sealed_blocks;
+            room = settled ? std::min(room, block_tokens - 1 - state.slots % block_tokens) : 0;
         }
     }
     owner.room = room;
 }
 
-void drop_block(cache& store, uint32_t lane, block_id id, uint64_t fence,
-                returned_blocks& returned) {
-    const uint32_t class_index = store.model.lanes[lane].class_index;
-    if (!store.blocks.drop(class_index, id, fence, store.fences)) return;
+void drop_block(cache& store, block_id id, uint64_t fence, returned_blocks& returned) {
+    const uint32_t class_index = store.blocks.class_of(id);
+    if (!store.blocks.drop(id, fence, store.fences)) return;
     ++returned.blocks;
     returned.bytes += store.blocks.block_bytes(class_index);
 }
@@ -32,8 +37,9 @@ void shrink_table(cache& store, sequence& owner, uint32_t lane, uint32_t keep,
                   returned_blocks& returned) {
     lane_state& state = owner.lanes[lane];
     while (state.blocks > keep) {
-        drop_block(store, lane, state.table[--state.blocks], owner.last_fence, returned);
+        drop_block(store, state.table[--state.blocks], owner.last_fence, returned);
     }
+    state.sealed_blocks = std::min(state.sealed_blocks, state.blocks);
 }
 
 void release_sequence(cache& store, sequence& target) {
@@ -67,20 +73,26 @@ sequence* fork_sequence(cache& store, sequence& parent) {
         target.slots = source.slots;
         target.explicit_slots = source.explicit_slots;
         target.blocks = store.model.blocks_for(source.slots);
+        target.sealed_blocks = source.sealed_blocks;
+        target.opened_slots = source.opened_slots;
         std::copy_n(source.table, target.blocks, target.table);
-        for (uint32_t i = 0; i < target.blocks; ++i) {
-            store.blocks.retain(store.model.lanes[lane].class_index, target.table[i]);
-        }
+        for (uint32_t i = 0; i < target.blocks; ++i) store.blocks.retain(target.table[i]);
     }
     return child;
+}
+
+lane_positions positions_of_lane(const cache& store, uint32_t lane, uint32_t sealed_blocks) {
+    const lane_geometry& geometry = store.model.lanes[lane];
+    return {store.blocks.positions(geometry.class_index, store.model.block_tokens),
+            store.blocks.positions(geometry.sealed_class_index, store.model.block_tokens),
+            sealed_blocks};
 }
 
 slot_positions positions_of(const cache& store, const sequence& owner, uint32_t lane,
                             uint32_t kv_head) {
     const lane_state& state = owner.lanes[lane];
     slot_positions positions;
-    positions.store =
-        store.blocks.positions(store.model.lanes[lane].class_index, store.model.block_tokens);
+    positions.store = positions_of_lane(store, lane, state.sealed_blocks);
     positions.blocks = state.table;
     positions.kv_head = kv_head;
     positions.slots = state.slots;
@@ -149,6 +161,8 @@ status truncate_sequence(cache& store, sequence& target, uint64_t tokens_seen) {
         const uint32_t keep = positions_of(store, target, lane, 0).find(tokens_seen);
         state.slots = keep;
         state.explicit_slots = std::min(state.explicit_slots, keep);
+        const uint32_t open_from = state.sealed_blocks * store.model.block_tokens;
+        state.opened_slots = std::min(state.opened_slots, keep - std::min(keep, open_from));
         shrink_table(store, target, lane, store.model.blocks_for(keep), returned);
     }
     target.next_position = tokens_seen;
@@ -175,19 +189,21 @@ void slide_windows(cache& store, sequence& target, returned_blocks& returned) {
 
         if (state.explicit_slots < front_slots) {
             // Until now slot = position in the front; from now on it must say so.
-            const position_store positions =
-                store.blocks.positions(geometry.class_index, block_tokens);
+            const lane_positions positions = positions_of_lane(store, lane, state.sealed_blocks);
             for (uint32_t slot = 0; slot < front_slots; ++slot) {
                 for (uint32_t head = 0; head < geometry.kv_heads; ++head) {
-                    positions.of(state.table[slot / block_tokens], head)[slot % block_tokens] =
-                        slot;
+                    positions.of(state.table, slot, head) = slot;
                 }
             }
             state.explicit_slots = front_slots;
         }
         for (uint32_t i = 0; i < blocks; ++i) {
-            drop_block(store, lane, state.table[front_blocks + i], target.last_fence, returned);
+            drop_block(store, state.table[front_blocks + i], target.last_fence, returned);
         }
+        const uint32_t sealed_behind =
+            state.sealed_blocks - std::min(state.sealed_blocks, front_blocks);
+        if (blocks > sealed_behind) state.opened_slots = 0;
+        state.sealed_blocks -= std::min(sealed_behind, blocks);
         std::copy(state.table + front_blocks + blocks, state.table + state.blocks,
                   state.table + front_blocks);
         state.blocks -= blocks;
@@ -198,9 +214,13 @@ void slide_windows(cache& store, sequence& target, returned_blocks& returned) {
 returned_blocks table_size(const cache& store, const sequence& owner) {
     returned_blocks size;
     for (uint32_t lane = 0; lane < store.sequences.lane_count(); ++lane) {
-        size.blocks += owner.lanes[lane].blocks;
-        size.bytes += uint64_t{owner.lanes[lane].blocks} *
-                      store.blocks.block_bytes(store.model.lanes[lane].class_index);
+        const lane_geometry& geometry = store.model.lanes[lane];
+        const lane_state& state = owner.lanes[lane];
+        size.blocks += state.blocks;
+        size.bytes +=
+            uint64_t{state.sealed_blocks} * store.blocks.block_bytes(geometry.sealed_class_index) +
+            uint64_t{state.blocks - state.sealed_blocks} *
+                store.blocks.block_bytes(geometry.class_index);
     }
     return size;
 }
@@ -211,6 +231,7 @@ status check_lane(const cache& store, const sequence& owner, uint32_t lane) {
     const lane_state& state = owner.lanes[lane];
     const lane_geometry& geometry = store.model.lanes[lane];
     if (state.slots > state.blocks * store.model.block_tokens ||
+        state.sealed_blocks > (geometry.seals ? state.blocks : 0) ||
         state.explicit_slots > state.slots || state.slots > owner.next_position) {
         return fail(KV_INTERNAL, "layer {}: {} slots ({} explicit) in {} blocks at position {}",
                     geometry.layer, state.slots, state.explicit_slots, state.blocks,
@@ -239,9 +260,15 @@ status check_cache(cache& store, const held_block* extra, uint64_t extra_count) 
     for (const sequence& owner : store.sequences) {
         if (!owner.alive) continue;
         for (uint32_t lane = 0; lane < store.sequences.lane_count(); ++lane) {
-            const uint32_t c = store.model.lanes[lane].class_index;
-            for (uint32_t i = 0; i < owner.lanes[lane].blocks; ++i) {
-                ++expected[c][store.blocks.block_index(c, owner.lanes[lane].table[i])];
+            const lane_state& state = owner.lanes[lane];
+            for (uint32_t i = 0; i < state.blocks; ++i) {
+                const uint32_t c = class_at(store.model.lanes[lane], state, i);
+                if (store.blocks.class_of(state.table[i]) != c) {
+                    return fail(KV_INTERNAL, "layer {}: block {} of {} ({} sealed) is of class {}",
+                                store.model.lanes[lane].layer, i, state.blocks, state.sealed_blocks,
+                                store.blocks.class_of(state.table[i]));
+                }
+                ++expected[c][store.blocks.block_index(c, state.table[i])];
             }
             KVRT_TRY(check_lane(store, owner, lane));
         }

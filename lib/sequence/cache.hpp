@@ -4,6 +4,7 @@
 #include "base/executor.hpp"
 #include "device/cpu_memory.hpp"
 #include "format/encode.hpp"
+#include "format/retile.hpp"
 #include "memory/blocks.hpp"
 #include "model/geometry.hpp"
 #include "sequence/sequence.hpp"
@@ -27,6 +28,8 @@ struct cache {
     sequence_table sequences;
     cache_limits limits;
     bool any_window = false;         ///< some lane has a window
+    bool any_seals = false;          ///< some lane has a tile-local format
+    host_array<recoding> recoded;    ///< by half of lane_geometry::first_counter: KV heads
     host_array<uint64_t> saturated;  ///< elements written, by lane_geometry::first_counter
 };
 
@@ -35,6 +38,11 @@ inline saturation_counts saturation_of(cache& store, uint32_t lane) {
     const lane_geometry& geometry = store.model.lanes[lane];
     uint64_t* first = store.saturated.data() + geometry.first_counter;
     return {first, first + geometry.kv_heads};
+}
+
+/// Where what is coded again in a lane is counted, by KV head.
+inline recoding* recoded_of(cache& store, uint32_t lane) {
+    return store.recoded.data() + store.model.lanes[lane].first_counter / 2;
 }
 
 /// Sets how many tokens the sequence takes without asking: none while others read a tail block.
@@ -48,8 +56,12 @@ struct returned_blocks {
 
 /// Drops one reference of a reader whose last step was `fence`, and counts the block if it was the
 /// last one.
-void drop_block(cache& store, uint32_t lane, block_id id, uint64_t fence,
-                returned_blocks& returned);
+void drop_block(cache& store, block_id id, uint64_t fence, returned_blocks& returned);
+
+/// The class of a new block at `index` of a lane's table, and the layout of one that is there.
+inline uint32_t class_at(const lane_geometry& lane, const lane_state& state, uint32_t index) {
+    return index < state.sealed_blocks ? lane.sealed_class_index : lane.class_index;
+}
 
 /// Drops the blocks of a lane's table from index `keep` on.
 void shrink_table(cache& store, sequence& owner, uint32_t lane, uint32_t keep,
@@ -66,6 +78,9 @@ status truncate_sequence(cache& store, sequence& target, uint64_t tokens_seen);
 
 /// Returns the blocks of window lanes that no later query can see.
 void slide_windows(cache& store, sequence& target, returned_blocks& returned);
+
+/// Explicit positions along a table of a lane of which so many blocks are sealed.
+lane_positions positions_of_lane(const cache& store, uint32_t lane, uint32_t sealed_blocks);
 
 /// Positions of a lane's retained slots for one KV head.
 slot_positions positions_of(const cache& store, const sequence& owner, uint32_t lane,

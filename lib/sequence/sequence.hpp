@@ -2,12 +2,14 @@
 //
 //   sequence_table   all sequences of a pool; a handle is (generation << 32 | index + 1)
 //     sequence       one request: next position, policy, pinned ranges, a lane_state per lane
-//       lane_state   block table and how many slots are retained
+//       lane_state   block table, how much of it is sealed, and how many slots are retained
 //
 // Position of slot s of a lane, for a KV head:
 //   s <  explicit_slots: stored beside the block (a compaction or a window put it there)
 //   s >= explicit_slots: consecutive, ending at next_position - 1
-// Invariant: slots <= blocks * block_tokens, positions ascend with slots in every head.
+// Invariants: slots <= blocks * block_tokens, positions ascend with slots in every head; sealed
+// blocks come before all others. The last of them may be partly filled after going back: whoever
+// appends behind it opens it first.
 #pragma once
 
 #include "base/host_memory.hpp"
@@ -23,6 +25,10 @@ struct lane_state {
     uint32_t blocks = 0;
     uint32_t slots = 0;  ///< accepted and retained
     uint32_t explicit_slots = 0;
+    uint32_t sealed_blocks = 0;  ///< in lanes that seal
+    /// Leading slots of the first block that is not sealed which were in a tile before: coding them
+    /// again adds to their error.
+    uint32_t opened_slots = 0;
 };
 
 struct sequence {

@@ -41,9 +41,9 @@ struct slot_ranges {
 };
 
 /// Positions of one lane's slots for one KV head, strictly ascending. The first explicit_slots are
-/// read from the store, the others are consecutive and end just before next_position.
+/// read from the stores, the others are consecutive and end just before next_position.
 struct slot_positions {
-    position_store store;
+    lane_positions store;
     const block_id* blocks = nullptr;
     uint32_t kv_head = 0;
     uint32_t slots = 0;
@@ -52,7 +52,7 @@ struct slot_positions {
 
     uint64_t at(uint32_t slot) const {
         if (slot >= explicit_slots) return next_position - (slots - slot);
-        return store.of(blocks[slot / store.block_tokens], kv_head)[slot % store.block_tokens];
+        return store.of(blocks, slot, kv_head);
     }
 
     /// The first slot at `position` or later; `slots` if there is none.

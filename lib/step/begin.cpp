@@ -16,6 +16,9 @@ status create_step_context(cache& store, retention_context& retention, step_cont
         const layer_geometry& source = model.layers[i];
         attend_layer& target = context.layers[i];
         target.layout = model.lanes[source.lane].layout;
+        if (model.lanes[source.lane].seals) {
+            target.sealed_layout = model.lanes[source.lane].sealed_layout;
+        }
         target.query_heads = source.query_heads;
         target.kv_heads = source.kv_heads;
         target.scale = source.scale;

@@ -1,6 +1,7 @@
 // Ending a step: the one ordered point where lengths and tables of its sequences change.
 #include <algorithm>
 
+#include "sequence/seal.hpp"
 #include "step/step.hpp"
 #include "step/undo.hpp"
 
@@ -25,14 +26,16 @@ void undo_lanes(step& target, uint32_t item_index, uint32_t lane_count) {
     sequence& owner = *item.owner;
     for (uint32_t lane = 0; item.grew && lane < lane_count; ++lane) {
         const lane_undo& undo = target.arrays->undo[item_index * store.model.lanes.size() + lane];
-        const uint32_t class_index = store.model.lanes[lane].class_index;
         lane_state& state = owner.lanes[lane];
+        store.blocks.redeem(store.model.lanes[lane].sealed_class_index, undo.promised);
         while (state.blocks > undo.blocks_before) {
-            store.blocks.take_back(class_index, state.table[--state.blocks], fence, store.fences);
+            store.blocks.take_back(state.table[--state.blocks], fence, store.fences);
         }
         if (undo.replaced != no_block) {
-            store.blocks.take_back(class_index, state.table[state.blocks - 1], fence, store.fences);
+            store.blocks.take_back(state.table[state.blocks - 1], fence, store.fences);
             state.table[state.blocks - 1] = undo.replaced;
+            state.sealed_blocks = undo.sealed_before;
+            state.opened_slots = undo.opened_before;
         }
     }
     if (fence == 0) owner.last_fence = item.fence_before;
@@ -58,8 +61,9 @@ void settle_item(step& target, uint32_t item_index, kv_step_report& report) {
     for (uint32_t lane = 0; lane < lanes; ++lane) owner.lanes[lane].slots += item.accepted;
     for (uint32_t lane = 0; item.grew && lane < lanes; ++lane) {
         const lane_undo& undo = target.arrays->undo[item_index * lanes + lane];
+        store.blocks.redeem(store.model.lanes[lane].sealed_class_index, undo.promised);
         if (undo.replaced != no_block) {
-            drop_block(store, lane, undo.replaced, target.number, rolled_back);
+            drop_block(store, undo.replaced, target.number, rolled_back);
         }
         shrink_table(store, owner, lane, store.model.blocks_for(owner.lanes[lane].slots),
                      rolled_back);
@@ -79,6 +83,7 @@ void settle_item(step& target, uint32_t item_index, kv_step_report& report) {
     returned_blocks slid;
     slide_windows(store, owner, slid);
     if (item.grew) {
+        seal_full_blocks(store, owner);
         measure_room(store, owner);
     } else {
         owner.room -= std::min(owner.room, item.accepted);  // a fork meanwhile took it all

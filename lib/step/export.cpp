@@ -9,8 +9,10 @@ namespace kvrt {
 namespace {
 
 /// An exported id counts units of the largest power of two that divides every block's place.
-uint32_t units_per_id(const block_store& blocks, uint32_t class_index) {
-    return std::gcd(blocks.units_per_block(class_index), units_per_slab);
+uint32_t units_per_id(const block_store& blocks, const lane_geometry& lane) {
+    return std::gcd(std::gcd(blocks.units_per_block(lane.class_index),
+                             blocks.units_per_block(lane.sealed_class_index)),
+                    units_per_slab);
 }
 
 struct exporter {
@@ -48,8 +50,7 @@ void describe(const exporter& from) {
     tables.block_tokens = layout.block_tokens;
     tables.slot_group = slot_group;
     tables.base = from.store.blocks.arena();
-    tables.block_stride =
-        int64_t{units_per_id(from.store.blocks, from.lane.class_index)} * block_unit;
+    tables.block_stride = int64_t{units_per_id(from.store.blocks, from.lane)} * block_unit;
     tables.block_bytes = layout.block_bytes;
     tables.key_offset = layout.keys.offset;
     tables.value_offset = layout.values.offset;
@@ -68,6 +69,14 @@ void describe(const exporter& from) {
     tables.value_words = layout.values.words;
     tables.key_word_bytes = layout.keys.word_bytes;
     tables.value_word_bytes = layout.values.word_bytes;
+    const tile_layout& sealed = from.lane.sealed_layout;
+    tables.sealed_key_format = sealed.keys.format->id;
+    tables.sealed_value_format = sealed.values.format->id;
+    tables.sealed_block_bytes = sealed.block_bytes;
+    tables.sealed_key_offset = sealed.keys.offset;
+    tables.sealed_value_offset = sealed.values.offset;
+    tables.sealed_key_head_bytes = sealed.keys.tile_at(1) - sealed.keys.offset;
+    tables.sealed_value_head_bytes = sealed.values.tile_at(1) - sealed.values.offset;
 }
 
 status check_capacities(const exporter& from) {
@@ -80,7 +89,7 @@ status check_capacities(const exporter& from) {
     };
     const bool by_item = tables.indptr != nullptr || tables.last_page_len != nullptr ||
                          tables.query_start != nullptr || tables.kv_len != nullptr ||
-                         tables.slot_indptr != nullptr;
+                         tables.slot_indptr != nullptr || tables.sealed_blocks != nullptr;
     const bool by_token = tables.slot_mapping != nullptr || tables.positions != nullptr;
     KVRT_TRY(check(by_item, "item_capacity", tables.item_count, tables.item_capacity));
     KVRT_TRY(check(by_token, "token_capacity", tables.token_count, tables.token_capacity));
@@ -100,12 +109,15 @@ status check_capacities(const exporter& from) {
 
 void fill_blocks(const exporter& from) {
     const kv_tables& tables = from.tables;
-    const uint32_t units = units_per_id(from.store.blocks, from.lane.class_index);
+    const uint32_t units = units_per_id(from.store.blocks, from.lane);
     int32_t next_index = 0;
     for (uint32_t i = 0; i < tables.item_count; ++i) {
         const uint32_t blocks = from.block_count(i);
         const block_id* table = from.state(i).table;
         if (tables.indptr != nullptr) tables.indptr[i] = next_index;
+        if (tables.sealed_blocks != nullptr) {
+            tables.sealed_blocks[i] = static_cast<int32_t>(from.state(i).sealed_blocks);
+        }
         if (tables.last_page_len != nullptr) {
             tables.last_page_len[i] =
                 static_cast<int32_t>(from.slots(i) - (blocks - 1) * from.store.model.block_tokens);
@@ -128,7 +140,7 @@ void fill_blocks(const exporter& from) {
 
 void fill_tokens(const exporter& from) {
     const kv_tables& tables = from.tables;
-    const uint32_t units = units_per_id(from.store.blocks, from.lane.class_index);
+    const uint32_t units = units_per_id(from.store.blocks, from.lane);
     const uint32_t block_tokens = from.store.model.block_tokens;
     for (uint32_t i = 0; i < tables.item_count; ++i) {
         const step_item& item = from.source.arrays->items[i];

@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "format/move.hpp"
+#include "sequence/seal.hpp"
 #include "step/step.hpp"
 #include "step/undo.hpp"
 
@@ -12,7 +13,8 @@ namespace {
 
 struct lane_need {
     uint32_t new_blocks = 0;
-    bool copy_tail = false;  ///< others read the partly filled tail block
+    bool copy_tail = false;    ///< others read the partly filled tail block, or it is sealed
+    uint32_t seal_blocks = 0;  ///< into which full ones are sealed at the step's end
 };
 
 lane_need need_of(const cache& store, const step_item& item, uint32_t lane) {
@@ -20,8 +22,9 @@ lane_need need_of(const cache& store, const step_item& item, uint32_t lane) {
     lane_need need;
     need.new_blocks = store.model.blocks_for(state.slots + item.rows) - state.blocks;
     need.copy_tail = state.slots % store.model.block_tokens != 0 &&
-                     store.blocks.references(store.model.lanes[lane].class_index,
-                                             state.table[state.blocks - 1]) > 1;
+                     (state.sealed_blocks == state.blocks ||
+                      store.blocks.references(state.table[state.blocks - 1]) > 1);
+    need.seal_blocks = blocks_to_seal(store, state, lane, state.slots + item.rows);
     return need;
 }
 
@@ -42,10 +45,14 @@ status count_item(const cache& store, const step_item& item, uint64_t* needed) {
                         "it or append less",
                         item.handle, slots, store.limits.max_tokens_per_sequence);
         }
-        const uint32_t class_index = store.model.lanes[lane].class_index;
+        const lane_geometry& geometry = store.model.lanes[lane];
+        const lane_state& state = item.owner->lanes[lane];
         const lane_need need = need_of(store, item, lane);
-        needed[class_index] += need.new_blocks + (need.copy_tail ? 1 : 0);
-        whole[class_index] += store.model.blocks_for(static_cast<uint32_t>(slots));
+        const uint32_t raw = need.new_blocks + (need.copy_tail ? 1 : 0);
+        needed[geometry.class_index] += raw;
+        needed[geometry.sealed_class_index] += need.seal_blocks;
+        whole[geometry.class_index] += raw + (state.blocks - state.sealed_blocks);
+        whole[geometry.sealed_class_index] += state.sealed_blocks + need.seal_blocks;
     }
     if (!store.blocks.could_ever_allocate(whole)) {
         return fail(KV_TOO_LARGE,
@@ -110,19 +117,23 @@ bool grow_lane(step& target, uint32_t item_index, uint32_t lane) {
     lane_state& state = item.owner->lanes[lane];
     lane_undo& undo = target.arrays->undo[item_index * store.model.lanes.size() + lane];
     const lane_need need = need_of(store, item, lane);
-    undo = {state.blocks, no_block};
+    undo = {state.blocks, state.sealed_blocks, state.opened_slots, need.seal_blocks, no_block};
+    store.blocks.promise(geometry.sealed_class_index, need.seal_blocks);
     if (need.copy_tail) {
         const block_id copy = store.blocks.allocate(geometry.class_index);
         if (copy == no_block) return false;
-        const block_id shared = state.table[state.blocks - 1];
-        const uint32_t first_slot = (state.blocks - 1) * store.model.block_tokens;
-        copy_block_slots(geometry.layout, store.blocks.arena(), shared, copy,
-                         state.slots - first_slot);
-        const position_store positions =
-            store.blocks.positions(geometry.class_index, store.model.block_tokens);
-        std::copy_n(positions.of(shared, 0), geometry.kv_heads * store.model.block_tokens,
-                    positions.of(copy, 0));
-        undo.replaced = shared;
+        undo.replaced = state.table[state.blocks - 1];
+        if (state.sealed_blocks == state.blocks) {
+            open_tail(store, *item.owner, lane, copy);
+            --state.sealed_blocks;
+            state.opened_slots = state.slots % store.model.block_tokens;
+        } else {
+            copy_block_slots(geometry.layout, store.blocks.arena(), undo.replaced, copy,
+                             state.slots % store.model.block_tokens);
+            const position_store positions =
+                store.blocks.positions(geometry.class_index, store.model.block_tokens);
+            copy_positions(store, lane, positions, undo.replaced, positions, copy);
+        }
         state.table[state.blocks - 1] = copy;
     }
     for (uint32_t i = 0; i < need.new_blocks; ++i) {
@@ -142,6 +153,10 @@ status step_reserve(step& target, kv_reserve_report& report) {
     }
     cache& store = *target.context->store;
     store.blocks.collect(store.fences);
+    // What could not be sealed yet: with host fences, the blocks of the step before.
+    for (uint32_t i = 0; i < target.item_count; ++i) {
+        seal_full_blocks(store, *target.arrays->items[i].owner);
+    }
     uint64_t needed[max_block_classes] = {};
     const status verdict = judge_items(target, needed, report);
     fill_report(store, needed, report);

@@ -98,7 +98,9 @@ status step_attend(step& target, uint32_t layer, const kv_tensor* queries, const
                          lane.layout.values.dim, call.out));
     call.layer = &target.context->layers[layer];
     call.arena = store.blocks.arena();
-    call.positions = store.blocks.positions(lane.class_index, store.model.block_tokens);
+    const lane_positions positions = positions_of_lane(store, geometry.lane, 0);
+    call.positions = positions.open;
+    call.sealed_positions = positions.sealed;
     call.log_sum_exp = options.log_sum_exp;
     call.workspace = target.context->workspace.data();
     call.workspace_bytes = target.context->workspace.size();
@@ -111,6 +113,7 @@ status step_attend(step& target, uint32_t layer, const kv_tensor* queries, const
         row_set.rows = item.rows;
         row_set.slots = state.slots + item.rows;
         row_set.explicit_slots = state.explicit_slots;
+        row_set.sealed_blocks = state.sealed_blocks;
         row_set.window_first = int64_t{state.slots} - int64_t{geometry.window} + 1;
         row_set.next_position = item.owner->next_position + item.rows;
     }

@@ -25,14 +25,18 @@ struct step_item {
     uint32_t first_row = 0;
     uint32_t rows = 0;
     uint32_t accepted = 0;
-    bool grew = false;  ///< reserve changed its tables; lane_undo holds then
+    bool grew = false;          ///< reserve changed its tables; lane_undo holds then
     uint64_t fence_before = 0;  ///< the owner's last_fence before reserve
 };
 
 /// What reserve did to one lane of one item.
 struct lane_undo {
     uint32_t blocks_before = 0;
-    /// A shared, partly filled tail block that was copied: still referenced, until end or cancel.
+    uint32_t sealed_before = 0;
+    uint32_t opened_before = 0;  ///< opened_slots
+    uint32_t promised = 0;       ///< blocks set aside for what will be sealed at the step's end
+    /// A partly filled tail block that was copied because others read it, or because it is sealed:
+    /// still referenced, until end or cancel.
     block_id replaced = no_block;
 };
 

@@ -57,9 +57,7 @@ struct world {
     }
 
     void check() const { CHECK(blocks.check(nullptr) == KV_OK); }
-    bool drop(block_id id, uint64_t fence = 0, uint32_t class_index = 0) {
-        return blocks.drop(class_index, id, fence, clock);
-    }
+    bool drop(block_id id, uint64_t fence = 0) { return blocks.drop(id, fence, clock); }
 };
 
 TEST_CASE("ids ascend within a slab, for every number of blocks a slab can hold") {
@@ -156,9 +154,9 @@ TEST_CASE("what can be allocated counts whole slabs of each class") {
 TEST_CASE("a block with several readers returns with the last") {
     world w(1, {4096});
     const block_id id = w.blocks.allocate(0);
-    w.blocks.retain(0, id);
-    w.blocks.retain(0, id);
-    CHECK(w.blocks.references(0, id) == 3);
+    w.blocks.retain(id);
+    w.blocks.retain(id);
+    CHECK(w.blocks.references(id) == 3);
     CHECK_FALSE(w.drop(id));
     CHECK_FALSE(w.drop(id));
     CHECK(w.blocks.totals().returned == 0);
@@ -174,7 +172,7 @@ TEST_CASE("a block waits for the last step of all its readers") {
     world w(1, {slab_bytes / 2});
     const block_id mine = w.blocks.allocate(0);
     const block_id shared = w.blocks.allocate(0);
-    w.blocks.retain(0, shared);
+    w.blocks.retain(shared);
     w.clock.open = {5, 6};
     CHECK_FALSE(w.drop(shared, 6));
     CHECK(w.drop(shared, 5));  // the reader of step 6 let go first
@@ -211,7 +209,7 @@ TEST_CASE("an earlier step may end after a later one, and blocks come back in th
     w.clock.open = {7, 0};
     w.blocks.collect(w.clock);
     CHECK(w.blocks.counters(0).parked == 2);
-    CHECK(w.blocks.references(0, ids[1]) == 0);
+    CHECK(w.blocks.references(ids[1]) == 0);
     CHECK(w.blocks.allocate(0) == ids[1]);
     w.check();
 }
@@ -249,7 +247,7 @@ TEST_CASE("a block that was taken back was never handed out") {
     w.blocks.allocate(0);
     const block_counters before = w.blocks.totals();
     const block_id id = w.blocks.allocate(0);
-    w.blocks.take_back(0, id, 0, w.clock);
+    w.blocks.take_back(id, 0, w.clock);
     CHECK(w.blocks.totals().allocated == before.allocated);
     CHECK(w.blocks.totals().returned == before.returned);
     CHECK(w.blocks.totals().returned_bytes == before.returned_bytes);
@@ -390,7 +388,7 @@ TEST_CASE("random operations add up") {
             ++allocated;
         } else if (verb < 50 && !pinned.empty()) {
             const auto at = pick(pinned);
-            w.blocks.retain(at->second.class_index, at->first);
+            w.blocks.retain(at->first);
             ++at->second.references;
         } else if (verb < 96 && !pinned.empty()) {
             const auto at = pick(pinned);
@@ -398,7 +396,7 @@ TEST_CASE("random operations add up") {
             const uint64_t fence = draw(static_cast<uint32_t>(w.clock.last_begun) + 1);
             block.fence = std::max(block.fence, fence);
             const bool last = --block.references == 0;
-            REQUIRE(w.blocks.drop(block.class_index, at->first, fence, w.clock) == last);
+            REQUIRE(w.blocks.drop(at->first, fence, w.clock) == last);
             if (!last) continue;
             ++returned;
             if (!w.clock.passed(block.fence)) parked.insert(*at);
@@ -415,7 +413,7 @@ TEST_CASE("random operations add up") {
         for (const auto& [id, block] : pinned) {
             ++pinned_in[block.class_index];
             bytes += w.blocks.block_bytes(block.class_index);
-            REQUIRE(w.blocks.references(block.class_index, id) == block.references);
+            REQUIRE(w.blocks.references(id) == block.references);
         }
         for (const auto& [id, block] : parked) ++parked_in[block.class_index];
         uint64_t slabs = 0;

@@ -64,10 +64,10 @@ struct stored_positions {
         const uint32_t count = static_cast<uint32_t>(positions.size());
         const uint32_t block_count = (count + more + 15) / 16;
         storage.assign(block_count * 32, 0xeeeeeeeeu);
-        view.store.base = storage.data();
-        view.store.numbering = block_numbering(4);
-        view.store.block_stride = 32;
-        view.store.block_tokens = 16;
+        view.store.open.base = storage.data();
+        view.store.open.numbering = block_numbering(4);
+        view.store.open.block_stride = 32;
+        view.store.open.block_tokens = 16;
         for (uint32_t i = 0; i < block_count; ++i) blocks.push_back((block_count - 1 - i) * 4);
         for (uint32_t s = 0; s < count; ++s) {
             storage[(block_count - 1 - s / 16) * 32 + 16 + s % 16] = positions[s];

@@ -79,10 +79,10 @@ TEST_CASE("positions: stored ones first, then consecutive ones up to the next") 
     // Blocks of 4 slots and 2 heads; ids are units of one block here.
     std::vector<uint32_t> stored(3 * 2 * 4, 0);
     slot_positions positions;
-    positions.store.base = stored.data();
-    positions.store.numbering = block_numbering(1);
-    positions.store.block_stride = 8;
-    positions.store.block_tokens = 4;
+    positions.store.open.base = stored.data();
+    positions.store.open.numbering = block_numbering(1);
+    positions.store.open.block_stride = 8;
+    positions.store.open.block_tokens = 4;
     const block_id blocks[3] = {2, 0, 1};
     positions.blocks = blocks;
     positions.kv_head = 1;
@@ -213,11 +213,11 @@ TEST_CASE("the check finds what does not fit") {
     lane.slots = 33;
     CHECK(check_cache(c.store, nullptr, 0) == KV_INTERNAL);
     lane.slots = 20;
-    c.store.blocks.retain(0, lane.table[0]);
+    c.store.blocks.retain(lane.table[0]);
     CHECK(check_cache(c.store, nullptr, 0) == KV_INTERNAL);
     const held_block held{0, lane.table[0]};
     CHECK(check_cache(c.store, &held, 1) == KV_OK);
-    c.store.blocks.drop(0, lane.table[0], 0, c.store.fences);
+    c.store.blocks.drop(lane.table[0], 0, c.store.fences);
     lane.explicit_slots = 3;  // all of them "at position 0xffffffff" or less: not ascending
     const position_store positions = c.store.blocks.positions(0, 16);
     for (uint32_t slot = 0; slot < 3; ++slot) positions.of(lane.table[0], 0)[slot] = 7;
