@@ -11,9 +11,8 @@
 // Keys and values of one name may be stored differently (KIVI: keys by channel, values by token):
 // a description belongs to a role.
 //
-// Codes of 4 bits: in a group of g channels, byte j holds channel j in its low nibble and channel
-// j + g/2 in its high one, as llama.cpp's types do. Groups are cut from the front; the last may be
-// shorter.
+// Codes of fewer than 8 bits are packed as packed_codes.hpp says. Groups are cut from the front;
+// the last may be shorter.
 #pragma once
 
 #include <cstddef>
@@ -27,6 +26,7 @@ namespace kvrt {
 inline constexpr uint32_t record_word = 4;
 inline constexpr uint32_t widest_row = 256;  ///< dimensions of a head
 inline constexpr uint32_t most_record_bytes = 2 * widest_row;
+inline constexpr uint32_t most_tile_tokens = 128;
 
 /// What a lane's operand is stored with, besides what each token brings; the same for its lifetime.
 struct row_constants {

@@ -3,7 +3,7 @@
 //   nvfp4  groups of 16, s = e4m3(amax / 6 / g), x = g * s * code; g is the static scale, 1 if none
 //   mxfp4  groups of 32, s = e8m0 = 2^(floor(log2 amax) - 2), x = s * code (OCP MX 1.0, 6.3)
 #include "format/formats.hpp"
-#include "format/nibbles.hpp"
+#include "format/packed_codes.hpp"
 #include "format/record.hpp"
 #include "format/small_float.hpp"
 

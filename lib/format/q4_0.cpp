@@ -1,7 +1,7 @@
 // q4_0, as llama.cpp stores it: groups of 32 channels, d = m / -8 in f16 where m is the number with
 // the largest magnitude, x = d * (q - 8).
 #include "format/formats.hpp"
-#include "format/nibbles.hpp"
+#include "format/packed_codes.hpp"
 #include "format/record.hpp"
 
 namespace kvrt {

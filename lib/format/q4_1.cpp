@@ -10,11 +10,11 @@ namespace {
 constexpr uint32_t group = 32;
 
 uint32_t encode(const float* row, uint32_t dim, const row_constants&, std::byte* record) {
-    return encode_affine_groups(row, dim, group, record);
+    return encode_affine_groups<4>(row, dim, group, record);
 }
 
 void decode(const std::byte* record, uint32_t dim, const row_constants&, float* row) {
-    decode_affine_groups(record, dim, group, row);
+    decode_affine_groups<4>(record, dim, group, row);
 }
 
 }  // namespace

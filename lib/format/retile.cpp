@@ -8,8 +8,6 @@ namespace kvrt {
 
 namespace {
 
-constexpr uint32_t most_tile_tokens = 128;
-
 struct row_mover {
     const block_run& from;
     std::byte* arena;

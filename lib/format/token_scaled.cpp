@@ -54,11 +54,11 @@ void decode_int8(const std::byte* record, uint32_t dim, const row_constants&, fl
 }
 
 uint32_t encode_int4(const float* row, uint32_t dim, const row_constants&, std::byte* record) {
-    return encode_affine_groups(row, dim, dim, record);
+    return encode_affine_groups<4>(row, dim, dim, record);
 }
 
 void decode_int4(const std::byte* record, uint32_t dim, const row_constants&, float* row) {
-    decode_affine_groups(record, dim, dim, row);
+    decode_affine_groups<4>(record, dim, dim, row);
 }
 
 }  // namespace
