@@ -16,4 +16,12 @@ extern const format_description q4_1_format;
 extern const format_description nvfp4_format;
 extern const format_description mxfp4_format;
 
+// By role.
+extern const format_description kivi4_key_format, kivi4_value_format;
+extern const format_description kivi2_key_format, kivi2_value_format;
+extern const format_description kvarn4_key_format, kvarn4_value_format;
+extern const format_description kvarn2_key_format, kvarn2_value_format;
+extern const format_description turbo4_key_format, turbo4_value_format;
+extern const format_description turbo3_key_format, turbo3_value_format;
+
 }  // namespace kvrt

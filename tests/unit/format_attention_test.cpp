@@ -41,6 +41,12 @@ std::vector<stored_with> all_pairs() {
         pairs.push_back({format.id, KV_FORMAT_F16});
         pairs.push_back({KV_FORMAT_F16, format.id});
     }
+    for (const format_test::facts& format : format_test::key_facts) {
+        pairs.push_back({format.id, format.id});
+    }
+    for (const format_test::facts& format : format_test::value_facts) {
+        pairs.push_back({KV_FORMAT_F16, format.id});
+    }
     return pairs;
 }
 

@@ -28,8 +28,7 @@ struct encoded {
 encoded encode(const facts& format, const std::vector<float>& row, float scale,
                std::byte before = std::byte{0}) {
     const uint32_t dim = static_cast<uint32_t>(row.size());
-    const kvrt::format_description& description =
-        *kvrt::find_format(format.id, kvrt::operand_role::keys);
+    const kvrt::format_description& description = *kvrt::find_format(format.id, format.role);
     encoded made;
     made.record.assign(format.padded_bytes(dim), before);
     kvrt::row_constants constants;
@@ -43,8 +42,7 @@ std::vector<float> decode_here(const facts& format, const std::vector<std::byte>
     kvrt::row_constants constants;
     constants.scale = scale;
     std::vector<float> row(dim);
-    kvrt::find_format(format.id, kvrt::operand_role::keys)
-        ->decode(record.data(), dim, constants, row.data());
+    kvrt::find_format(format.id, format.role)->decode(record.data(), dim, constants, row.data());
     return row;
 }
 
@@ -73,7 +71,9 @@ struct wanted_metadata {
 };
 
 wanted_metadata wanted(const facts& format, const extremes& reach, double scale) {
-    const double steps = format.code == coding::int8 ? 127 : format.code == coding::e4m3 ? 448 : 15;
+    const double steps = format.code == coding::int8   ? 127
+                         : format.code == coding::e4m3 ? 448
+                                                       : double{(1u << format.code_bits()) - 1.0};
     switch (format.meta) {
         case metadata::f32_scale: {
             const double step = reach.magnitude() / steps;
@@ -119,6 +119,36 @@ double least_error(const facts& format, const group_numbers& group, double x) {
     return best;
 }
 
+/// A factor that gives the decoded row the row's norm, and each code the nearest to what the row
+/// is of its root mean square; where no factor of f16 does, the largest, and the nearest codes to
+/// it.
+void check_norm(const facts& format, const std::vector<float>& row, const encoded& made) {
+    const uint32_t dim = static_cast<uint32_t>(row.size());
+    double squares = 0, centroid_squares = 0;
+    std::vector<double> values(dim);
+    for (uint32_t i = 0; i < dim; ++i) {
+        values[i] = code_value(format, code_at(format, made.record.data(), dim, i));
+        centroid_squares += values[i] * values[i];
+        squares += double{row[i]} * double{row[i]};
+    }
+    const double factor = group_at(format, made.record.data(), dim, 0, 1.0).step;
+    const double exact = std::sqrt(squares / centroid_squares);
+    const bool largest = factor == f16_largest;
+    if (!largest) {
+        CHECK(std::abs(factor - exact) <= f16_rounding(exact));
+        CHECK(made.saturated == 0);
+    }
+    if (squares == 0) return;
+    const double unit = largest ? f16_largest : std::sqrt(squares / dim);
+    uint32_t wrong = 0;
+    for (uint32_t i = 0; i < dim; ++i) {
+        const double x = double{row[i]} / unit;
+        wrong += !(std::abs(values[i] - x) <=
+                   least_error(format, {1.0, 0.0}, x) + std::abs(x) * 1e-6 + 1e-7);
+    }
+    CHECK(wrong == 0);
+}
+
 /// Metadata as wanted, each code the nearest; codes were chosen for metadata before their rounding.
 void check_row(const facts& format, const std::vector<float>& row, float scale) {
     const uint32_t dim = static_cast<uint32_t>(row.size());
@@ -126,7 +156,9 @@ void check_row(const facts& format, const std::vector<float>& row, float scale) 
     const std::byte* record = made.record.data();
     uint32_t wrong_metadata = 0, wrong_codes = 0, beyond = 0, unsure = 0;
     bool too_large = false;  // for metadata in f16
-    for (uint32_t g = 0; g < format.groups(dim); ++g) {
+    const bool by_norm = format.meta == metadata::f16_norm;
+    if (by_norm) check_norm(format, row, made);
+    for (uint32_t g = 0; g < format.groups(dim) && !by_norm; ++g) {
         const uint32_t first = g * format.group_of(dim), count = format.count_of(dim, g);
         const group_numbers group = group_at(format, record, dim, g, double{scale});
         const wanted_metadata want =
@@ -174,7 +206,7 @@ void check_row(const facts& format, const std::vector<float>& row, float scale) 
 
 template <class callable>
 void for_all_formats(const callable& body) {
-    for (const facts& format : record_facts()) {
+    for (const facts& format : all_record_facts()) {
         CAPTURE(std::string(format.name));
         for (const uint32_t dim : dims) {
             CAPTURE(dim);
@@ -190,19 +222,25 @@ void for_all_formats(const callable& body) {
 }  // namespace
 
 TEST_CASE("the library describes its formats as the reference does") {
-    for (const facts& format : all_facts) {
+    std::vector<facts> known(std::begin(all_facts), std::end(all_facts));
+    for (const facts& format : all_record_facts()) known.push_back(format);
+    for (const facts& format : known) {
         CAPTURE(std::string(format.name));
-        const kvrt::format_description* found =
-            kvrt::find_format(format.id, kvrt::operand_role::keys);
+        const kvrt::format_description* found = kvrt::find_format(format.id, format.role);
         REQUIRE(found != nullptr);
         CHECK(found->id == format.id);
         CHECK(std::string(found->name) == format.name);
         CHECK(found->takes_scales == format.static_scale);
+        CHECK(found->always_rotated == format.always_rotated);
         CHECK((found->kind == kvrt::format_class::plain) == format.plain());
         for (uint32_t dim = 32; dim <= 256; dim += 8) {
             CHECK(kvrt::record_bytes(*found, dim) == format.padded_bytes(dim));
             CHECK(kvrt::inline_bytes(*found, dim) == format.bytes(dim));
         }
+    }
+    for (const facts& format : all_facts) {
+        CHECK(kvrt::find_format(format.id, operand_role::keys) ==
+              kvrt::find_format(format.id, operand_role::values));
     }
     CHECK(kvrt::find_format(KV_FORMAT_DEFAULT, kvrt::operand_role::values) ==
           kvrt::find_format(KV_FORMAT_F16, kvrt::operand_role::values));
@@ -216,6 +254,13 @@ TEST_CASE("the library describes its formats as the reference does") {
     CHECK(facts_of(KV_FORMAT_INT4_TOKEN).bytes(128) == 68);
     CHECK(facts_of(KV_FORMAT_NVFP4).bytes(128) == 72);
     CHECK(facts_of(KV_FORMAT_MXFP4).bytes(128) == 68);
+    CHECK(facts_of(KV_FORMAT_KIVI4, operand_role::values).bytes(128) == 80);
+    CHECK(facts_of(KV_FORMAT_KIVI2, operand_role::values).bytes(128) == 48);
+    for (const auto& [id, bytes] : {std::pair{KV_FORMAT_TURBO4, 134}, {KV_FORMAT_TURBO3, 102}}) {
+        CHECK(facts_of(id, operand_role::keys).bytes(128) +
+                  facts_of(id, operand_role::values).bytes(128) ==
+              static_cast<uint32_t>(bytes));
+    }
 }
 
 TEST_CASE("ordinary rows: metadata as their formulas, the nearest codes, decoded to the formula") {

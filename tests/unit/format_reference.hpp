@@ -11,11 +11,13 @@
 #include <vector>
 
 #include "format/element.hpp"
+#include "format/format.hpp"
 #include "kvrt/kvrt.h"
 
 namespace format_test {
 
 using kvrt::element;
+using kvrt::operand_role;
 
 // ---- Numbers of a few bits --------------------------------------------------------------------
 
@@ -88,8 +90,29 @@ uint32_t nearest_code(double magnitude, uint32_t count, const value_function& va
 
 // ---- Records ----------------------------------------------------------------------------------
 
-enum class coding { plain, e4m3, e5m2, int8, uint4, uint4_less_8, e2m1 };
-enum class metadata { none, f32_scale, f16_scale, f16_scale_and_least, e4m3_scale, e8m0_scale };
+/// normal_16 and normal_8: the codes of so many centroids of a normal distribution.
+enum class coding {
+    plain,
+    e4m3,
+    e5m2,
+    int8,
+    uint4,
+    uint4_less_8,
+    e2m1,
+    uint3,
+    uint2,
+    normal_16,
+    normal_8
+};
+enum class metadata {
+    none,
+    f32_scale,
+    f16_scale,
+    f16_scale_and_least,
+    e4m3_scale,
+    e8m0_scale,
+    f16_norm
+};
 
 struct facts {
     uint32_t id;
@@ -99,10 +122,25 @@ struct facts {
     uint32_t group;     // channels; 0: the whole row
     bool static_scale;  // multiplies
     bool foreign_form;  // HND and NHD hold each group's metadata in front of its codes
+    operand_role role = operand_role::keys;  // what the library is asked for
+    bool always_rotated = false;
 
     uint32_t code_bits() const {
-        if (code == coding::plain) return id == KV_FORMAT_F32 ? 32 : 16;
-        return code == coding::e4m3 || code == coding::e5m2 || code == coding::int8 ? 8 : 4;
+        switch (code) {
+            case coding::plain:
+                return id == KV_FORMAT_F32 ? 32 : 16;
+            case coding::e4m3:
+            case coding::e5m2:
+            case coding::int8:
+                return 8;
+            case coding::uint3:
+            case coding::normal_8:
+                return 3;
+            case coding::uint2:
+                return 2;
+            default:
+                return 4;
+        }
     }
     uint32_t codes() const { return 1u << code_bits(); }
     uint32_t meta_bytes() const {
@@ -113,6 +151,7 @@ struct facts {
             case metadata::f16_scale_and_least:
                 return 4;
             case metadata::f16_scale:
+            case metadata::f16_norm:
                 return 2;
             default:
                 return 1;
@@ -147,11 +186,48 @@ constexpr facts all_facts[] = {
     {KV_FORMAT_MXFP4, "mxfp4", coding::e2m1, metadata::e8m0_scale, 32, false, false},
 };
 
-inline const facts& facts_of(uint32_t id) { return all_facts[id - 1]; }
+/// Formats whose rows are records in one role, or other records than in the other.
+constexpr facts key_facts[] = {
+    {KV_FORMAT_TURBO4, "turbo4", coding::normal_16, metadata::f16_norm, 0, false, false,
+     operand_role::keys, true},
+    {KV_FORMAT_TURBO3, "turbo3", coding::normal_8, metadata::f16_norm, 0, false, false,
+     operand_role::keys, true},
+};
+constexpr facts value_facts[] = {
+    {KV_FORMAT_KIVI4, "kivi4", coding::uint4, metadata::f16_scale_and_least, 32, false, false,
+     operand_role::values, false},
+    {KV_FORMAT_KIVI2, "kivi2", coding::uint2, metadata::f16_scale_and_least, 32, false, false,
+     operand_role::values, false},
+    {KV_FORMAT_TURBO4, "turbo4", coding::uint4, metadata::f16_scale_and_least, 0, false, false,
+     operand_role::values, true},
+    {KV_FORMAT_TURBO3, "turbo3", coding::uint3, metadata::f16_scale_and_least, 0, false, false,
+     operand_role::values, true},
+};
 
-/// The formats whose rows are records.
+inline const facts& facts_of(uint32_t id, operand_role role = operand_role::keys) {
+    if (role == operand_role::keys) {
+        for (const facts& format : key_facts) {
+            if (format.id == id) return format;
+        }
+    } else {
+        for (const facts& format : value_facts) {
+            if (format.id == id) return format;
+        }
+    }
+    return all_facts[id - 1];
+}
+
+/// The formats whose rows are records, the same for keys and for values.
 inline std::vector<facts> record_facts() {
     return {std::begin(all_facts) + 3, std::end(all_facts)};
+}
+
+/// Those, and the ones of one role.
+inline std::vector<facts> all_record_facts() {
+    std::vector<facts> found = record_facts();
+    found.insert(found.end(), std::begin(key_facts), std::end(key_facts));
+    found.insert(found.end(), std::begin(value_facts), std::end(value_facts));
+    return found;
 }
 
 template <class number>
@@ -161,18 +237,46 @@ number parse(const std::byte* address) {
     return value;
 }
 
-/// The code of channel i. In a group of g channels of 4 bits, byte j holds channel j in its low
-/// nibble and channel j + g / 2 in its high one.
+/// `bits` of channel i of a group of `count`, in bytes which hold 8 / bits channels each: byte j
+/// the channels j, j + count * bits / 8, and so on, from its lowest bits up.
+inline uint32_t packed_bits(const std::byte* bytes, uint32_t count, uint32_t bits, uint32_t i) {
+    const uint32_t apart = count * bits / 8;
+    const uint32_t byte = std::to_integer<uint32_t>(bytes[i % apart]);
+    return byte >> (i / apart * bits) & ((1u << bits) - 1);
+}
+
+/// The code of channel i. Of 3 bits the highest lie behind the other two.
 inline uint32_t code_at(const facts& format, const std::byte* record, uint32_t dim, uint32_t i) {
-    if (format.code_bits() == 8) return std::to_integer<uint32_t>(record[i]);
-    const uint32_t first = i / format.group_of(dim) * format.group_of(dim);
-    const uint32_t half = format.count_of(dim, i / format.group_of(dim)) / 2;
-    const uint32_t place = (i - first) % half;
-    const uint32_t byte = std::to_integer<uint32_t>(record[first / 2 + place]);
-    return i - first < half ? byte & 15u : byte >> 4;
+    const uint32_t bits = format.code_bits(), index = i / format.group_of(dim);
+    const uint32_t first = index * format.group_of(dim), count = format.count_of(dim, index);
+    const std::byte* codes = record + first * bits / 8;
+    if (bits != 3) return packed_bits(codes, count, bits, i - first);
+    return packed_bits(codes, count, 2, i) | packed_bits(codes + count / 4, count, 1, i) << 2;
+}
+
+/// The `count` numbers, ascending, that N(0, 1) is nearest to in the mean square: each the mean of
+/// what lies nearest to it (Lloyd, Max).
+inline std::vector<double> normal_centroids(uint32_t count) {
+    const auto density = [](double x) { return std::exp(-x * x / 2) / std::sqrt(2 * M_PI); };
+    const auto above = [](double x) { return std::erfc(x / std::sqrt(2.0)) / 2; };
+    std::vector<double> centroids(count);
+    for (uint32_t i = 0; i < count; ++i) centroids[i] = (i + 0.5) * 5.4 / count - 2.7;
+    for (int turn = 0; turn < 5000; ++turn) {
+        double low = -INFINITY;
+        std::vector<double> better(count);
+        for (uint32_t i = 0; i < count; ++i) {
+            const double high = i + 1 < count ? (centroids[i] + centroids[i + 1]) / 2 : INFINITY;
+            better[i] = (density(low) - density(high)) / (above(low) - above(high));
+            low = high;
+        }
+        centroids = better;
+    }
+    return centroids;
 }
 
 inline double code_value(const facts& format, uint32_t code) {
+    static const std::vector<double> centroids_16 = normal_centroids(16);
+    static const std::vector<double> centroids_8 = normal_centroids(8);
     switch (format.code) {
         case coding::e4m3:
             return e4m3_value(code);
@@ -184,6 +288,10 @@ inline double code_value(const facts& format, uint32_t code) {
             return static_cast<double>(code) - 8.0;
         case coding::e2m1:
             return e2m1_value(code);
+        case coding::normal_16:
+            return centroids_16[code];
+        case coding::normal_8:
+            return centroids_8[code];
         default:
             return static_cast<double>(code);
     }
@@ -201,6 +309,7 @@ inline group_numbers group_at(const facts& format, const std::byte* record, uint
         case metadata::f32_scale:
             return {double{parse<float>(meta)}, 0.0};
         case metadata::f16_scale:
+        case metadata::f16_norm:
             return {value_of(parse<uint16_t>(meta), element::f16), 0.0};
         case metadata::f16_scale_and_least:
             return {value_of(parse<uint16_t>(meta), element::f16),

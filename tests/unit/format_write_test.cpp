@@ -29,6 +29,12 @@ std::vector<pair_of_formats> all_pairs() {
         pairs.push_back({format.id, KV_FORMAT_F16});
         pairs.push_back({KV_FORMAT_F16, format.id});
     }
+    for (const format_test::facts& format : format_test::key_facts) {
+        pairs.push_back({format.id, KV_FORMAT_F16});
+    }
+    for (const format_test::facts& format : format_test::value_facts) {
+        pairs.push_back({KV_FORMAT_BF16, format.id});
+    }
     return pairs;
 }
 
@@ -63,7 +69,7 @@ std::vector<std::byte> stored_row(const paged_cache& cache, bool value, uint32_t
     if (cache.operand(value).rotated) rotate_row(row.data(), dim);
     row_constants constants;
     constants.scale = static_cast<float>(cache.scale(value, head));
-    find_format(facts.id, operand_role::keys)->encode(row.data(), dim, constants, bytes.data());
+    find_format(facts.id, facts.role)->encode(row.data(), dim, constants, bytes.data());
     if (facts.meta == format_test::metadata::none) {
         const double largest = facts.code == format_test::coding::e4m3 ? 448.0 : 57344.0;
         for (const float x : row) {

@@ -240,6 +240,16 @@ TEST_CASE("rotation belongs to one operand") {
     CHECK_FALSE(d.model.lanes[0].layout.values.rotated);
 }
 
+TEST_CASE("formats made for rotated rows get them unasked") {
+    kv_layer layer = plain_layer();
+    layer.key_format = KV_FORMAT_TURBO3;
+    layer.value_format = KV_FORMAT_KIVI4;
+    const described d({layer});
+    REQUIRE(d.verdict == KV_OK);
+    CHECK(d.model.lanes[0].layout.keys.rotated);
+    CHECK_FALSE(d.model.lanes[0].layout.values.rotated);
+}
+
 TEST_CASE("storage that does not fit its format or its heads is refused, by name") {
     static const float good[] = {0.5f, 3.0f, 1.0f};
     static const float bad[][2] = {{1.0f, NAN}, {1.0f, INFINITY}, {1.0f, 0.0f}, {1.0f, -2.0f}};

@@ -95,6 +95,10 @@ std::vector<shape> shapes_of_records() {
         shapes.push_back({tile_order::native, 64, 1, 80, 128, format.id, KV_FORMAT_F16});
         shapes.push_back({tile_order::native, 32, 1, 128, 32, KV_FORMAT_BF16, format.id});
     }
+    for (const tile_order order : all_orders) {
+        shapes.push_back({order, 16, 2, 72, 80, KV_FORMAT_TURBO4, KV_FORMAT_KIVI2});
+        shapes.push_back({order, 32, 1, 80, 72, KV_FORMAT_TURBO3, KV_FORMAT_TURBO3});
+    }
     return shapes;
 }
 

@@ -137,7 +137,8 @@ struct paged_cache {
     }
     kvrt::operand_layout& operand(bool value) { return value ? layout.values : layout.keys; }
     const format_test::facts& facts(bool value) const {
-        return format_test::facts_of(operand(value).format->id);
+        return format_test::facts_of(operand(value).format->id,
+                                     value ? kvrt::operand_role::values : kvrt::operand_role::keys);
     }
     double scale(bool value, uint32_t head) const {
         const float* scales = operand(value).scales;

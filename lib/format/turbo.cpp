@@ -1,0 +1,155 @@
+// TurboQuant (arXiv 2504.19874) with codes of 4 and 3 bits, on rotated rows.
+//
+//   keys    x = factor * centroid[code]: the centroids of Lloyd and Max for N(0, 1), ascending, of
+//           which a rotated row's channels are nearly drawn once they are divided by their root
+//           mean square. The factor, in f16, is the row's norm by that of its centroids: so the
+//           decoded row has the row's norm, and 1 / sqrt(dim) needs no room of its own.
+//   values  x = step * code + least over the whole row, both in f16: the 4-bit ones are records of
+//           int4_token.
+#include "format/affine_codes.hpp"
+#include "format/formats.hpp"
+
+namespace kvrt {
+
+namespace {
+
+template <uint32_t bits>
+struct normal_quantizer;
+
+// The positive half; the negative one mirrors it. A number belongs to the next higher centroid
+// where it is above the middle of the two.
+template <>
+struct normal_quantizer<4> {
+    static constexpr float centroids[8] = {0.12839503f, 0.3880483f, 0.65675912f, 0.94234046f,
+                                           1.2562312f,  1.6180464f, 2.0690172f,  2.7325896f};
+};
+template <>
+struct normal_quantizer<3> {
+    static constexpr float centroids[4] = {0.24509418f, 0.75600528f, 1.3439093f, 2.1519457f};
+};
+
+/// Codes of row[i] * inverse, and the sum of the squares of their centroids.
+template <uint32_t bits>
+double nearest_centroids(const float* row, uint32_t dim, double inverse, uint8_t* codes) {
+    constexpr uint32_t half = 1u << (bits - 1);
+    constexpr const float(&centroids)[half] = normal_quantizer<bits>::centroids;
+    float sizes[widest_row];
+    uint8_t levels[widest_row] = {};
+    for (uint32_t i = 0; i < dim; ++i) {
+        sizes[i] = static_cast<float>(std::fabs(double{row[i]} * inverse));
+    }
+    for (uint32_t level = 1; level < half; ++level) {
+        const float middle = (centroids[level - 1] + centroids[level]) / 2.0f;
+        for (uint32_t i = 0; i < dim; ++i) {
+            levels[i] = static_cast<uint8_t>(levels[i] + (sizes[i] > middle ? 1 : 0));
+        }
+    }
+    double squares = 0.0;
+    for (uint32_t i = 0; i < dim; ++i) {
+        const double centroid = double{centroids[levels[i]]};
+        squares += centroid * centroid;
+        codes[i] =
+            static_cast<uint8_t>(std::signbit(row[i]) ? half - 1 - levels[i] : half + levels[i]);
+    }
+    return squares;
+}
+
+template <uint32_t bits>
+uint32_t encode_key(const float* row, uint32_t dim, const row_constants&, std::byte* record) {
+    constexpr uint32_t half = 1u << (bits - 1);
+    std::byte* meta = record + dim * bits / 8;
+    uint8_t codes[widest_row] = {};
+    uint32_t saturated = 0;
+    double squares = 0.0;  // of f32 numbers, whose squares double holds
+    float flaw = 0.0f;
+    for (uint32_t i = 0; i < dim; ++i) {
+        squares += double{row[i]} * double{row[i]};
+        flaw += row[i] * 0.0f;
+    }
+    if (flaw != 0.0f) {  // NaN: a number is not finite
+        store_f16(meta, NAN);
+    } else if (squares == 0.0) {
+        store_f16(meta, 0.0f);
+        nearest_centroids<bits>(row, dim, 0.0, codes);
+    } else {
+        const double norm = std::sqrt(squares);
+        const double inverse = std::sqrt(static_cast<double>(dim)) / norm;
+        double factor = norm / std::sqrt(nearest_centroids<bits>(row, dim, inverse, codes));
+        if (factor > double{largest_f16}) {  // the nearest that the largest factor admits
+            factor = double{largest_f16};
+            nearest_centroids<bits>(row, dim, 1.0 / factor, codes);
+            constexpr const float(&centroids)[half] = normal_quantizer<bits>::centroids;
+            const double reach =
+                factor * double{centroids[half - 1] * 1.5f - centroids[half - 2] * 0.5f};
+            for (uint32_t i = 0; i < dim; ++i) {
+                saturated += std::fabs(double{row[i]}) > reach ? 1 : 0;
+            }
+        }
+        store_f16(meta, static_cast<float>(factor));
+    }
+    store_codes<bits>(codes, dim, record);
+    return saturated;
+}
+
+template <uint32_t bits>
+void decode_key(const std::byte* record, uint32_t dim, const row_constants&, float* row) {
+    constexpr uint32_t half = 1u << (bits - 1);
+    const float factor = load_f16(record + dim * bits / 8);
+    float numbers[2 * half];
+    for (uint32_t level = 0; level < half; ++level) {
+        numbers[half + level] = factor * normal_quantizer<bits>::centroids[level];
+        numbers[half - 1 - level] = -numbers[half + level];
+    }
+    uint8_t codes[widest_row] = {};
+    load_codes<bits>(record, dim, codes);
+    for (uint32_t i = 0; i < dim; ++i) row[i] = numbers[codes[i]];
+}
+
+template <uint32_t bits>
+uint32_t encode_value(const float* row, uint32_t dim, const row_constants&, std::byte* record) {
+    return encode_affine_groups<bits>(row, dim, dim, record);
+}
+
+template <uint32_t bits>
+void decode_value(const std::byte* record, uint32_t dim, const row_constants&, float* row) {
+    decode_affine_groups<bits>(record, dim, dim, row);
+}
+
+template <uint32_t bits>
+constexpr format_description keys_of(uint32_t id, const char* name) {
+    return {.id = id,
+            .name = name,
+            .kind = format_class::token_local,
+            .code_bits = bits,
+            .group_bytes = 2,
+            .always_rotated = true,
+            .encode = encode_key<bits>,
+            .decode = decode_key<bits>};
+}
+
+template <uint32_t bits>
+constexpr format_description values_of(uint32_t id, const char* name) {
+    return {.id = id,
+            .name = name,
+            .kind = format_class::token_local,
+            .code_bits = bits,
+            .group_bytes = 4,
+            .always_rotated = true,
+            .encode = encode_value<bits>,
+            .decode = decode_value<bits>};
+}
+
+constexpr format_description readable(format_description format) {
+    format.reading = {code_kind::nibbles, group_kind::f16_step_least, 0.0f, 1.0f};
+    return format;
+}
+
+}  // namespace
+
+constinit const format_description turbo4_key_format = keys_of<4>(KV_FORMAT_TURBO4, "turbo4");
+constinit const format_description turbo4_value_format =
+    readable(values_of<4>(KV_FORMAT_TURBO4, "turbo4"));
+constinit const format_description turbo3_key_format = keys_of<3>(KV_FORMAT_TURBO3, "turbo3");
+constinit const format_description turbo3_value_format = values_of<3>(KV_FORMAT_TURBO3, "turbo3");
+
+}  // namespace kvrt
