@@ -790,7 +790,16 @@ typedef struct kv_layer_stats {
  * Threads: safe. */
 KV_API KV_MUST_CHECK kv_status kv_pool_get_layer_stats(kv_pool *pool, kv_layer_stats *stats);
 
-/* Ask before you buy. In: sequences and tokens_per_sequence (retained). Out: the rest. */
+/* Ask before you buy. In: sequences, tokens_per_sequence (retained) and layer. Out: the rest.
+ *
+ * The inverse question, how much memory that takes, needs no arena: with config->arena_bytes 0 the
+ * fields that say what fits in it are 0, and metadata_bytes is that of a pool with an arena of
+ * arena_bytes_needed (0: larger than a pool can be). Neither sequences nor tokens_per_sequence are
+ * held to the config's limits here, and what fits may be more than they allow.
+ *
+ * A sequence of n retained tokens takes at most full_bytes_per_token for each of n tokens, rounded
+ * up to whole blocks, and window_bytes_per_sequence. All figures are those between steps: within
+ * one, a layer with a window holds the step's rows besides. */
 typedef struct kv_plan_report {
     uint32_t struct_size, flags;
     const void *next;
@@ -802,9 +811,22 @@ typedef struct kv_plan_report {
     uint64_t sequences_that_fit;  /* of that length in config->arena_bytes */
     uint64_t tokens_that_fit;     /* of one sequence alone in config->arena_bytes */
     uint64_t metadata_bytes;      /* host memory that kv_pool_create will allocate */
+    uint64_t bytes_per_block;     /* block_tokens tokens of a sequence, over all layers */
+    uint64_t blocks_per_sequence; /* of that length, over all layers */
+    uint64_t full_bytes_per_token;      /* of layers without a window: what a token adds to a
+                                           sequence whose windows are full */
+    uint64_t window_bytes_per_sequence; /* of layers with a window, when all are full */
+    uint64_t tokens_that_fit_each;      /* of each of `sequences` in config->arena_bytes */
+    uint64_t tokens_by_bytes;           /* config->arena_bytes / bytes_per_token: of all sequences
+                                           together, were blocks not whole and no window full */
+    uint32_t layer;                     /* in: the one that the last two are of */
+    uint32_t reserved0;
+    uint64_t layer_bytes_per_block;    /* 0: it shares another's cache */
+    uint64_t layer_bytes_per_sequence; /* of that length */
 } kv_plan_report;
 
-/* Errors: as kv_pool_create, without allocating. Threads: safe. */
+/* Creates a pool's tables and takes them away again; of the arena it touches nothing.
+ * Errors: as kv_pool_create, but for arena_bytes 0. Threads: safe. */
 KV_API KV_MUST_CHECK kv_status kv_plan(const kv_pool_config *config, const kv_model *model,
                                        kv_plan_report *report);
 
