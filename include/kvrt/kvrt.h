@@ -254,6 +254,24 @@ typedef struct kv_model {
     uint32_t reserved0;
 } kv_model;
 
+/* Formats that go well together; docs/formats.md says what they cost and lose. *Rotated* is
+ * KV_STORAGE_ROTATE. *Spared* layers stay plain: in f32, f16 or bf16 as the layer says for keys and
+ * for values, in f16 where it says another format, without storages. */
+enum {
+    KV_PRESET_NEAR_LOSSLESS = 1, /* int8_token, rotated; spared: short windows */
+    KV_PRESET_BALANCED = 2,      /* keys int8_token, values int4_token, both rotated; spared: short
+                                    windows, the first two and the last two layers that store */
+    KV_PRESET_SMALLEST = 3       /* int4_token, rotated; spared: as in BALANCED */
+};
+
+/* Writes a preset into the caller's layers, which are as in kv_model: key_format, value_format,
+ * key_storage and value_storage of each, whatever they held, and nothing else. The storages are
+ * constants of the library. Layers that share another's cache are left alone. A short window is one
+ * of at most 1,024 tokens. Sinks are not spared: they are stored as all tokens of their layer are.
+ * Errors: INVALID, UNSUPPORTED (the preset). Threads: safe. */
+KV_API KV_MUST_CHECK kv_status kv_model_apply_preset(kv_layer *layers, uint32_t layer_count,
+                                                     uint32_t preset);
+
 /* ---- 5. Pool ------------------------------------------------------------------------------ */
 
 typedef struct kv_pool kv_pool;
