@@ -198,13 +198,13 @@ type Plan struct {
 	BlocksPerSequence uint64 // of that length, over all layers
 	FullBytesPerToken uint64 // what a token adds to a sequence whose windows are full
 
-	// What layers with a window hold of a sequence at most, between steps.
-	WindowBytesPerSequence uint64
-	TokensThatFitEach      uint64 // of each of Sequences in Config.ArenaBytes
-	TokensByBytes          uint64 // Config.ArenaBytes / BytesPerToken
-	Layer                  uint32 // as asked
-	LayerBytesPerBlock     uint64 // 0: it shares another's cache
-	LayerBytesPerSequence  uint64 // of that length
+	// Of full windows, and blocks that KIVI and KVARN still keep raw.
+	ConstantBytesPerSequence uint64
+	TokensThatFitEach        uint64 // of each of Sequences in Config.ArenaBytes
+	TokensByBytes            uint64 // Config.ArenaBytes / BytesPerToken
+	Layer                    uint32 // as asked
+	LayerBytesPerBlock       uint64 // 0: it shares another's cache
+	LayerBytesPerSequence    uint64 // of that length
 }
 
 // MakePlan asks before buying: what `sequences` of `tokensPerSequence` retained tokens need. 0
@@ -246,12 +246,12 @@ func planOf(from *C.kv_plan_report) Plan {
 		BlocksPerSequence: uint64(from.blocks_per_sequence),
 		FullBytesPerToken: uint64(from.full_bytes_per_token),
 
-		WindowBytesPerSequence: uint64(from.window_bytes_per_sequence),
-		TokensThatFitEach:      uint64(from.tokens_that_fit_each),
-		TokensByBytes:          uint64(from.tokens_by_bytes),
-		Layer:                  uint32(from.layer),
-		LayerBytesPerBlock:     uint64(from.layer_bytes_per_block),
-		LayerBytesPerSequence:  uint64(from.layer_bytes_per_sequence),
+		ConstantBytesPerSequence: uint64(from.constant_bytes_per_sequence),
+		TokensThatFitEach:        uint64(from.tokens_that_fit_each),
+		TokensByBytes:            uint64(from.tokens_by_bytes),
+		Layer:                    uint32(from.layer),
+		LayerBytesPerBlock:       uint64(from.layer_bytes_per_block),
+		LayerBytesPerSequence:    uint64(from.layer_bytes_per_sequence),
 	}
 }
 

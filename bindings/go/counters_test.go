@@ -93,7 +93,7 @@ func TestPlanWithoutArena(t *testing.T) {
 		want := Plan{Sequences: 2, TokensPerSequence: 1000, BytesPerToken: 2 * block / 16,
 			BytesPerSequence: 66 * block, ArenaBytesNeeded: 2 << 20,
 			MetadataBytes: plan.MetadataBytes, BytesPerBlock: 2 * block, BlocksPerSequence: 66,
-			FullBytesPerToken: block / 16, WindowBytesPerSequence: 3 * block,
+			FullBytesPerToken: block / 16, ConstantBytesPerSequence: 3 * block,
 			Layer: uint32(layer), LayerBytesPerSequence: blocks * block}
 		if blocks != 0 {
 			want.LayerBytesPerBlock = block

@@ -816,8 +816,9 @@ KV_API KV_MUST_CHECK kv_status kv_pool_get_layer_stats(kv_pool *pool, kv_layer_s
  * held to the config's limits here, and what fits may be more than they allow.
  *
  * A sequence of n retained tokens takes at most full_bytes_per_token for each of n tokens, rounded
- * up to whole blocks, and window_bytes_per_sequence. All figures are those between steps: within
- * one, a layer with a window holds the step's rows besides. */
+ * up to whole blocks, and constant_bytes_per_sequence. All figures are those between steps: within
+ * one, a layer with a window holds the step's rows besides, and KIVI and KVARN those that are not
+ * yet coded; one raw block of theirs is counted for each sequence and layer. */
 typedef struct kv_plan_report {
     uint32_t struct_size, flags;
     const void *next;
@@ -831,13 +832,13 @@ typedef struct kv_plan_report {
     uint64_t metadata_bytes;      /* host memory that kv_pool_create will allocate */
     uint64_t bytes_per_block;     /* block_tokens tokens of a sequence, over all layers */
     uint64_t blocks_per_sequence; /* of that length, over all layers */
-    uint64_t full_bytes_per_token;      /* of layers without a window: what a token adds to a
-                                           sequence whose windows are full */
-    uint64_t window_bytes_per_sequence; /* of layers with a window, when all are full */
-    uint64_t tokens_that_fit_each;      /* of each of `sequences` in config->arena_bytes */
-    uint64_t tokens_by_bytes;           /* config->arena_bytes / bytes_per_token: of all sequences
-                                           together, were blocks not whole and no window full */
-    uint32_t layer;                     /* in: the one that the last two are of */
+    uint64_t full_bytes_per_token;        /* of layers without a window: what a token adds to a
+                                             sequence whose windows are full */
+    uint64_t constant_bytes_per_sequence; /* of full windows, and raw blocks of KIVI and KVARN */
+    uint64_t tokens_that_fit_each; /* of each of `sequences` in config->arena_bytes */
+    uint64_t tokens_by_bytes;      /* config->arena_bytes / bytes_per_token: of all sequences
+                                      together, were blocks not whole and no window full */
+    uint32_t layer;                /* in: the one that the last two are of */
     uint32_t reserved0;
     uint64_t layer_bytes_per_block;    /* 0: it shares another's cache */
     uint64_t layer_bytes_per_sequence; /* of that length */

@@ -17,20 +17,26 @@ struct needed_blocks {
 };
 
 /// Blocks of one lane of a sequence that retains `tokens`, between steps. A window keeps the tokens
-/// that its next query sees, in whole blocks, and the blocks of its sinks.
+/// that its next query sees, in whole blocks, and the blocks of its sinks. Where full blocks are
+/// sealed, one is raw besides, also when the last one is just full: it was raw until then.
 needed_blocks blocks_of_lane(const lane_geometry& lane, uint64_t block_tokens, uint64_t tokens) {
     needed_blocks needed;
-    uint64_t blocks = ceil_divide(tokens, block_tokens);
+    uint64_t most = max_position;
     if (lane.window != 0) {
-        blocks = std::min(blocks, ceil_divide<uint64_t>(lane.window_sinks, block_tokens) +
-                                      ceil_divide(lane.window + block_tokens - 1, block_tokens));
+        most = ceil_divide<uint64_t>(lane.window_sinks, block_tokens) +
+               ceil_divide(lane.window + block_tokens - 1, block_tokens);
     }
-    needed.of_class[lane.class_index] = blocks;
+    if (!lane.seals) {
+        needed.of_class[lane.class_index] = std::min(ceil_divide(tokens, block_tokens), most);
+        return needed;
+    }
+    needed.of_class[lane.class_index] = tokens != 0 ? 1 : 0;
+    needed.of_class[lane.sealed_class_index] += std::min(tokens / block_tokens, most);
     return needed;
 }
 
 /// Bytes of block_tokens tokens in a lane.
-uint64_t bytes_of_full_block(const lane_geometry& lane) { return lane.layout.block_bytes; }
+uint64_t bytes_of_full_block(const lane_geometry& lane) { return lane.sealed_layout.block_bytes; }
 
 needed_blocks blocks_of_sequence(const model_geometry& model, uint64_t tokens) {
     needed_blocks needed;
@@ -96,15 +102,17 @@ status plan_needs(const cache& store, kv_plan_report& report) {
     const needed_blocks one = blocks_of_sequence(model, tokens);
     report.bytes_per_block = 0;
     uint64_t full_bytes_per_block = 0;
-    needed_blocks windows;
+    needed_blocks constant;
     for (const lane_geometry& lane : model.lanes) {
         report.bytes_per_block += bytes_of_full_block(lane);
-        if (lane.window == 0) {
+        needed_blocks all;
+        if (lane.window != 0) {
+            all = blocks_of_lane(lane, model.block_tokens, max_position);
+        } else {
             full_bytes_per_block += bytes_of_full_block(lane);
-            continue;
+            all.of_class[lane.class_index] = lane.seals ? 1 : 0;
         }
-        const needed_blocks all = blocks_of_lane(lane, model.block_tokens, max_position);
-        for (uint32_t c = 0; c < max_block_classes; ++c) windows.of_class[c] += all.of_class[c];
+        for (uint32_t c = 0; c < max_block_classes; ++c) constant.of_class[c] += all.of_class[c];
     }
     report.bytes_per_token = ceil_divide<uint64_t>(report.bytes_per_block, model.block_tokens);
     report.full_bytes_per_token = ceil_divide<uint64_t>(full_bytes_per_block, model.block_tokens);
@@ -119,7 +127,7 @@ status plan_needs(const cache& store, kv_plan_report& report) {
 
     const block_store& blocks = store.blocks;
     if (!bytes_of(blocks, one, report.bytes_per_sequence) ||
-        !bytes_of(blocks, windows, report.window_bytes_per_sequence) ||
+        !bytes_of(blocks, constant, report.constant_bytes_per_sequence) ||
         !bytes_of(blocks, of_layer, report.layer_bytes_per_sequence) ||
         !arena_of(blocks, times(one, report.sequences), report.arena_bytes_needed)) {
         return fail(KV_TOO_LARGE, "report: {} sequences of {} tokens need more than 2^64 bytes",

@@ -69,7 +69,7 @@ TEST_CASE("models without windows: bytes per token and of a long sequence") {
         CHECK(plan.bytes_per_block == 16 * model.bytes_per_token);
         CHECK(plan.blocks_per_sequence == model.layers * (model.tokens / 16));
         CHECK(plan.full_bytes_per_token == model.bytes_per_token);
-        CHECK(plan.window_bytes_per_sequence == 0);
+        CHECK(plan.constant_bytes_per_sequence == 0);
         CHECK(plan.layer_bytes_per_block == 16 * model.bytes_per_token / model.layers);
         CHECK(plan.layer_bytes_per_sequence == model.bytes / model.layers);
         // The inverse question: there is no arena for anything to fit in.
@@ -89,8 +89,8 @@ TEST_CASE("models with windows: what grows, and what does not") {
     kv_plan_report plan = ask(gemma, {});
     CHECK(plan.full_bytes_per_token == 81920);
     CHECK(plan.bytes_per_token == 62 * 8192);
-    CHECK(plan.window_bytes_per_sequence == 52 * 65 * uint64_t{131072});
-    CHECK(plan.window_bytes_per_sequence == 416 * mebibyte / 64 * 65);
+    CHECK(plan.constant_bytes_per_sequence == 52 * 65 * uint64_t{131072});
+    CHECK(plan.constant_bytes_per_sequence == 416 * mebibyte / 64 * 65);
     CHECK(plan.bytes_per_sequence == 10 * gibibyte + 52 * 65 * uint64_t{131072});
     CHECK(plan.blocks_per_sequence == 10 * 8192 + 52 * 65);
 
@@ -104,7 +104,7 @@ TEST_CASE("models with windows: what grows, and what does not") {
     for (kv_layer& layer : mistral) layer.window = 4096;
     plan = ask(mistral, {gibibyte, 1, 100, 0});
     CHECK(plan.full_bytes_per_token == 0);
-    CHECK(plan.window_bytes_per_sequence == 512 * mebibyte / 256 * 257);
+    CHECK(plan.constant_bytes_per_sequence == 512 * mebibyte / 256 * 257);
     CHECK(plan.bytes_per_sequence == 7 * 16 * uint64_t{131072});
     CHECK(plan.tokens_that_fit == (uint64_t{1} << 31) - 1);  // a position's limit: windows slide
 
@@ -172,7 +172,7 @@ TEST_CASE("formats mixed by layer, keys and values apart, with a window and a sh
     CHECK(plan.bytes_per_token == 3 * f16 + 2 * coded);
     CHECK(plan.bytes_per_block == 16 * (3 * f16 + 2 * coded));
     CHECK(plan.full_bytes_per_token == 2 * f16 + 2 * coded);
-    CHECK(plan.window_bytes_per_sequence == window_blocks * 16 * f16);
+    CHECK(plan.constant_bytes_per_sequence == window_blocks * 16 * f16);
     CHECK(plan.blocks_per_sequence == 4 * 313 + window_blocks);  // 5,000 tokens are 313 blocks
     CHECK(plan.bytes_per_sequence == 5008 * (2 * f16 + 2 * coded) + window_blocks * 16 * f16);
     // Blocks of 24,576 bytes, 85 in a slab: 3 * (2 * 313 + 66) take 25 of them. Blocks of 10,752

@@ -334,7 +334,7 @@ const struct abi_field abi_fields[] = {
     FIELD(kv_plan_report, bytes_per_block),
     FIELD(kv_plan_report, blocks_per_sequence),
     FIELD(kv_plan_report, full_bytes_per_token),
-    FIELD(kv_plan_report, window_bytes_per_sequence),
+    FIELD(kv_plan_report, constant_bytes_per_sequence),
     FIELD(kv_plan_report, tokens_that_fit_each),
     FIELD(kv_plan_report, tokens_by_bytes),
     FIELD(kv_plan_report, layer),

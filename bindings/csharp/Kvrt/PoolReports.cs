@@ -204,9 +204,9 @@ namespace Kvrt
         /// <summary>What a token adds to a sequence whose windows are full.</summary>
         public ulong FullBytesPerToken => report.full_bytes_per_token;
 
-        /// <summary>What layers with a window hold of a sequence at most, between
-        /// steps.</summary>
-        public ulong WindowBytesPerSequence => report.window_bytes_per_sequence;
+        /// <summary>Of full windows, and blocks that KIVI and KVARN still keep raw.
+        /// </summary>
+        public ulong ConstantBytesPerSequence => report.constant_bytes_per_sequence;
 
         /// <summary>Of each of <see cref="Sequences"/> in the configuration's arena.</summary>
         public ulong TokensThatFitEach => report.tokens_that_fit_each;

@@ -292,7 +292,7 @@ namespace Kvrt.Tests
             Check.Equal(2UL * 4096, plan.BytesPerBlock, "bytes per block");
             Check.Equal(2UL * 7, plan.BlocksPerSequence, "blocks per sequence");
             Check.Equal(512UL, plan.FullBytesPerToken, "bytes beyond windows");
-            Check.Equal(0UL, plan.WindowBytesPerSequence, "no windows");
+            Check.Equal(0UL, plan.ConstantBytesPerSequence, "no windows");
             // 4 slabs of 512 blocks over 6 tables.
             Check.Equal(4UL * 512 / 6 * 16, plan.TokensThatFitEach, "tokens of each");
             Check.Equal((8UL << 20) / 512, plan.TokensByBytes, "tokens by bytes");
@@ -315,7 +315,7 @@ namespace Kvrt.Tests
                 PlanReport plan = Pool.Plan(config, new Model(layers), 100, 1000, i);
                 Check.Equal(66UL * 4096, plan.BytesPerSequence, "bytes per sequence");
                 Check.Equal((66UL * 100 + 511) / 512 << 21, plan.ArenaBytesNeeded, "arena");
-                Check.Equal(3UL * 4096, plan.WindowBytesPerSequence, "window");
+                Check.Equal(3UL * 4096, plan.ConstantBytesPerSequence, "window");
                 Check.Equal(0UL, plan.SequencesThatFit + plan.TokensThatFit +
                             plan.TokensThatFitEach + plan.TokensByBytes, "what fits in nothing");
                 Check.Equal(i, plan.Layer, "layer");

@@ -206,7 +206,7 @@ namespace Kvrt.Native
         public ulong bytes_per_block;
         public ulong blocks_per_sequence;
         public ulong full_bytes_per_token;
-        public ulong window_bytes_per_sequence;
+        public ulong constant_bytes_per_sequence;
         public ulong tokens_that_fit_each;
         public ulong tokens_by_bytes;
         public uint layer;

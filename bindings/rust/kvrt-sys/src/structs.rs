@@ -472,7 +472,7 @@ pub struct kv_plan_report {
     pub bytes_per_block: u64,
     pub blocks_per_sequence: u64,
     pub full_bytes_per_token: u64,
-    pub window_bytes_per_sequence: u64,
+    pub constant_bytes_per_sequence: u64,
     pub tokens_that_fit_each: u64,
     pub tokens_by_bytes: u64,
     pub layer: u32,

@@ -126,7 +126,7 @@ fn structs_lie_as_the_c_compiler_lays_them() {
         kv_plan_report { struct_size, flags, next, sequences, tokens_per_sequence,
             bytes_per_token, bytes_per_sequence, arena_bytes_needed, sequences_that_fit,
             tokens_that_fit, metadata_bytes, bytes_per_block, blocks_per_sequence,
-            full_bytes_per_token, window_bytes_per_sequence, tokens_that_fit_each,
+            full_bytes_per_token, constant_bytes_per_sequence, tokens_that_fit_each,
             tokens_by_bytes, layer, reserved0, layer_bytes_per_block,
             layer_bytes_per_sequence }
         kv_capabilities_report { struct_size, flags, next, formats, devices, layouts,

@@ -60,8 +60,8 @@ report! {
         blocks_per_sequence: u64,
         /// What a token adds to a sequence whose windows are full.
         full_bytes_per_token: u64,
-        /// What layers with a window hold of a sequence at most, between steps.
-        window_bytes_per_sequence: u64,
+        /// Of full windows, and blocks that KIVI and KVARN still keep raw.
+        constant_bytes_per_sequence: u64,
         /// Of each of `sequences` in the config's arena.
         tokens_that_fit_each: u64,
         /// The config's arena over `bytes_per_token`.

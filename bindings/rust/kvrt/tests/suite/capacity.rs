@@ -127,7 +127,7 @@ fn a_plan_without_an_arena_says_how_large_it_must_be() {
     assert_eq!((plan.sequences_that_fit, plan.tokens_that_fit), (0, 0));
     assert_eq!((plan.tokens_that_fit_each, plan.tokens_by_bytes), (0, 0));
     assert_eq!(plan.full_bytes_per_token, BLOCK_BYTES / 16);
-    assert_eq!(plan.window_bytes_per_sequence, 3 * BLOCK_BYTES);
+    assert_eq!(plan.constant_bytes_per_sequence, 3 * BLOCK_BYTES);
     for (layer, blocks) in [(0, 63), (1, 3), (2, 0)] {
         let plan = kvrt::plan_of_layer(&PoolConfig::new(0), &model, 1, 1000, layer).unwrap();
         assert_eq!(plan.layer, layer);
