@@ -194,11 +194,29 @@ type Plan struct {
 	SequencesThatFit  uint64 // of that length in Config.ArenaBytes
 	TokensThatFit     uint64 // of one sequence alone in Config.ArenaBytes
 	MetadataBytes     uint64 // host memory that NewPool will allocate
+	BytesPerBlock     uint64 // a block's tokens of one sequence, over all layers
+	BlocksPerSequence uint64 // of that length, over all layers
+	FullBytesPerToken uint64 // what a token adds to a sequence whose windows are full
+
+	// Of full windows, and blocks that KIVI and KVARN still keep raw.
+	ConstantBytesPerSequence uint64
+	TokensThatFitEach        uint64 // of each of Sequences in Config.ArenaBytes
+	TokensByBytes            uint64 // Config.ArenaBytes / BytesPerToken
+	Layer                    uint32 // as asked
+	LayerBytesPerBlock       uint64 // 0: it shares another's cache
+	LayerBytesPerSequence    uint64 // of that length
 }
 
 // MakePlan asks before buying: what `sequences` of `tokensPerSequence` retained tokens need. 0
-// takes the number from config. Nothing is allocated.
+// takes the number from config. With no ArenaBytes it says how much memory that takes, and nothing
+// fits.
 func MakePlan(config Config, model Model, sequences, tokensPerSequence uint64) (Plan, error) {
+	return MakePlanOfLayer(config, model, sequences, tokensPerSequence, 0)
+}
+
+// MakePlanOfLayer is MakePlan with the share of one layer.
+func MakePlanOfLayer(config Config, model Model, sequences, tokensPerSequence uint64,
+	layer uint32) (Plan, error) {
 	var memory transfer
 	defer memory.free()
 	native, description, hooks, err := describe(&memory, config, model)
@@ -206,7 +224,8 @@ func MakePlan(config Config, model Model, sequences, tokensPerSequence uint64) (
 		return Plan{}, err
 	}
 	defer hooks.free()
-	made := C.kvgo_plan(native, description, C.uint64_t(sequences), C.uint64_t(tokensPerSequence))
+	made := C.kvgo_plan(native, description, C.uint64_t(sequences), C.uint64_t(tokensPerSequence),
+		C.uint32_t(layer))
 	if err := failure(made.result); err != nil {
 		return Plan{}, err
 	}
@@ -223,6 +242,16 @@ func planOf(from *C.kv_plan_report) Plan {
 		SequencesThatFit:  uint64(from.sequences_that_fit),
 		TokensThatFit:     uint64(from.tokens_that_fit),
 		MetadataBytes:     uint64(from.metadata_bytes),
+		BytesPerBlock:     uint64(from.bytes_per_block),
+		BlocksPerSequence: uint64(from.blocks_per_sequence),
+		FullBytesPerToken: uint64(from.full_bytes_per_token),
+
+		ConstantBytesPerSequence: uint64(from.constant_bytes_per_sequence),
+		TokensThatFitEach:        uint64(from.tokens_that_fit_each),
+		TokensByBytes:            uint64(from.tokens_by_bytes),
+		Layer:                    uint32(from.layer),
+		LayerBytesPerBlock:       uint64(from.layer_bytes_per_block),
+		LayerBytesPerSequence:    uint64(from.layer_bytes_per_sequence),
 	}
 }
 

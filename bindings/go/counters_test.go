@@ -64,7 +64,10 @@ func TestPlan(t *testing.T) {
 	perSlab := uint64(slab / (16 * token / 3))
 	want := Plan{Sequences: 10, TokensPerSequence: 100, BytesPerToken: token,
 		BytesPerSequence: sequence, ArenaBytesNeeded: slab, SequencesThatFit: 2 * perSlab / 21,
-		TokensThatFit: min(4096, 2*perSlab/3*16), MetadataBytes: plan.MetadataBytes}
+		TokensThatFit: min(4096, 2*perSlab/3*16), MetadataBytes: plan.MetadataBytes,
+		BytesPerBlock: 16 * token, BlocksPerSequence: 21, FullBytesPerToken: token,
+		TokensThatFitEach: 2 * perSlab / 30 * 16, TokensByBytes: 2 * slab / token,
+		LayerBytesPerBlock: 16 * token / 3, LayerBytesPerSequence: sequence / 3}
 	if plan != want || plan.MetadataBytes == 0 {
 		t.Errorf("%+v, want %+v", plan, want)
 	}
@@ -77,6 +80,30 @@ func TestPlan(t *testing.T) {
 	if plan.Sequences != 8 || plan.TokensPerSequence != 4096 {
 		t.Errorf("defaults: %+v", plan)
 	}
+}
+
+func TestPlanWithoutArena(t *testing.T) {
+	const block = 16 * kvHeads * (keyDim + valueDim) * 2
+	model := fullModel(3, FormatF16)
+	model.Layers[1].Window = 32 // touches up to 3 blocks
+	model.Layers[2].Flags, model.Layers[2].SharedLayer = LayerShared, 0
+	for layer, blocks := range []uint64{63, 3, 0} {
+		plan, err := MakePlanOfLayer(Config{}, model, 2, 1000, uint32(layer))
+		must(t, err)
+		want := Plan{Sequences: 2, TokensPerSequence: 1000, BytesPerToken: 2 * block / 16,
+			BytesPerSequence: 66 * block, ArenaBytesNeeded: 2 << 20,
+			MetadataBytes: plan.MetadataBytes, BytesPerBlock: 2 * block, BlocksPerSequence: 66,
+			FullBytesPerToken: block / 16, ConstantBytesPerSequence: 3 * block,
+			Layer: uint32(layer), LayerBytesPerSequence: blocks * block}
+		if blocks != 0 {
+			want.LayerBytesPerBlock = block
+		}
+		if plan != want || plan.MetadataBytes == 0 {
+			t.Errorf("%+v, want %+v", plan, want)
+		}
+	}
+	_, err := MakePlanOfLayer(Config{}, model, 2, 1000, 3)
+	refused(t, err, ErrInvalid, "layer 3")
 }
 
 func min(a, b uint64) uint64 {
@@ -159,7 +186,7 @@ func TestWrongPools(t *testing.T) {
 		}, ErrInvalid, "dimensions"},
 		"rope style": {func(_ *Config, m *Model) { m.Layers[0].Rope = &Rope{Style: 9} },
 			ErrInvalid, "style"},
-		"arena": {func(c *Config, _ *Model) { c.ArenaBytes = 0 },
+		"arena": {func(c *Config, _ *Model) { c.ArenaBytes = 1 },
 			ErrInvalid, "arena_bytes"},
 		"large arena": {func(c *Config, _ *Model) { c.ArenaBytes = 1 << 40 },
 			ErrTooLarge, "arena_bytes"},

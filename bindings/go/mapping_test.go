@@ -109,7 +109,7 @@ func TestResultsKeepTheirPlaces(t *testing.T) {
 		"kv_compress_report":     {compressReportOf, []string{"flags"}},
 		"kv_pool_stats":          {poolStatsOf, []string{"flags"}},
 		"kv_class_stats":         {classStatsOf, []string{"flags"}},
-		"kv_plan_report":         {planOf, []string{"flags"}},
+		"kv_plan_report":         {planOf, []string{"flags", "reserved0"}},
 		"kv_capabilities_report": {capabilitiesOf, []string{"flags"}},
 		"kv_tables": {tablesOf, []string{"flags", "block_table_stride", "block_table_capacity",
 			"indices_capacity", "item_capacity", "token_capacity", "slot_positions_capacity"}},

@@ -14,6 +14,12 @@ static kvgo_result finish(kv_status status) {
 static kv_pool* pool_of(uintptr_t pool) { return (kv_pool*)pool; }
 static kv_step* step_of(uintptr_t step) { return (kv_step*)step; }
 
+/* ---- The model ---------------------------------------------------------------------------- */
+
+kvgo_result kvgo_model_apply_preset(kv_layer* layers, uint32_t layer_count, uint32_t preset) {
+    return finish(kv_model_apply_preset(layers, layer_count, preset));
+}
+
 /* ---- Pools -------------------------------------------------------------------------------- */
 
 kvgo_pool kvgo_pool_create(const kv_pool_config* config, const kv_model* model) {
@@ -289,10 +295,11 @@ kvgo_heads kvgo_pool_get_layer_stats(uintptr_t pool, uint32_t layer, uint32_t he
 }
 
 kvgo_plan_report kvgo_plan(const kv_pool_config* config, const kv_model* model, uint64_t sequences,
-                           uint64_t tokens_per_sequence) {
+                           uint64_t tokens_per_sequence, uint32_t layer) {
     kvgo_plan_report out = {{KV_OK, NULL}, KV_INIT(kv_plan_report)};
     out.report.sequences = sequences;
     out.report.tokens_per_sequence = tokens_per_sequence;
+    out.report.layer = layer;
     out.result = finish(kv_plan(config, model, &out.report));
     return out;
 }

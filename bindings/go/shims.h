@@ -21,6 +21,10 @@ typedef struct kvgo_result {
     char* message; /* malloc'ed when status < 0 (NULL: no memory for it), else NULL */
 } kvgo_result;
 
+/* ---- The model ---------------------------------------------------------------------------- */
+
+kvgo_result kvgo_model_apply_preset(kv_layer* layers, uint32_t layer_count, uint32_t preset);
+
 /* ---- Pools -------------------------------------------------------------------------------- */
 
 typedef struct kvgo_pool {
@@ -194,7 +198,7 @@ kvgo_class_stats kvgo_pool_get_class_stats(uintptr_t pool, uint32_t class_index)
 kvgo_heads kvgo_pool_get_layer_stats(uintptr_t pool, uint32_t layer, uint32_t head_capacity,
                                      uint64_t* saturated_keys, uint64_t* saturated_values);
 kvgo_plan_report kvgo_plan(const kv_pool_config* config, const kv_model* model, uint64_t sequences,
-                           uint64_t tokens_per_sequence);
+                           uint64_t tokens_per_sequence, uint32_t layer);
 kvgo_capabilities_report kvgo_capabilities(void);
 
 /* ---- Hooks -------------------------------------------------------------------------------- */

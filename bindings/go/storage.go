@@ -43,6 +43,58 @@ const (
 	StorageRotate StorageFlags = C.KV_STORAGE_ROTATE
 )
 
+// Preset is formats that go well together. All spare short windows, of at most 1,024 tokens: such
+// layers stay in f16, or in FormatF32 or FormatBF16 where they say so.
+type Preset uint32
+
+// The presets of kvrt.h, all with StorageRotate.
+const (
+	PresetNearLossless Preset = C.KV_PRESET_NEAR_LOSSLESS // FormatInt8Token
+	// PresetBalanced has FormatInt8Token for keys and FormatInt4Token for values. It spares the
+	// first two and the last two layers that store, too.
+	PresetBalanced Preset = C.KV_PRESET_BALANCED
+	PresetSmallest Preset = C.KV_PRESET_SMALLEST // FormatInt4Token, spared as in PresetBalanced
+)
+
+// WithPreset is a model of the same layers with the formats and storages of a preset, whatever they
+// had. Layers that share another's cache stay as they are.
+func (m Model) WithPreset(preset Preset) (Model, error) {
+	var memory transfer
+	defer memory.free()
+	native, err := memory.model(m)
+	if err != nil {
+		return Model{}, err
+	}
+	lent := unsafe.Slice(native.layers, len(m.Layers))
+	before := make([]C.kv_layer, len(lent))
+	copy(before, lent)
+	if err := failure(C.kvgo_model_apply_preset(native.layers, native.layer_count,
+		C.uint32_t(preset))); err != nil {
+		return Model{}, err
+	}
+	out := Model{Layers: append([]Layer(nil), m.Layers...)}
+	for i := range out.Layers {
+		layer, written := &out.Layers[i], &lent[i]
+		layer.KeyFormat = Format(written.key_format)
+		layer.ValueFormat = Format(written.value_format)
+		if written.key_storage != before[i].key_storage {
+			layer.KeyStorage = constantStorage(written.key_storage)
+		}
+		if written.value_storage != before[i].value_storage {
+			layer.ValueStorage = constantStorage(written.value_storage)
+		}
+	}
+	return out, nil
+}
+
+// constantStorage is a storage of the library's own, which has no scales.
+func constantStorage(from *C.kv_storage) *Storage {
+	if from == nil {
+		return nil
+	}
+	return &Storage{Flags: StorageFlags(from.flags)}
+}
+
 // Storage is what the keys or the values of a layer are stored with besides their format. Scales
 // matter for FormatFP8E4M3, FormatFP8E5M2 and FormatNVFP4 alone.
 type Storage struct {

@@ -23,6 +23,50 @@ var quantised = []struct {
 	{FormatFP8E4M3, FormatFP8E4M3, &Storage{Flags: StorageScaleOne}, 64, 32, 0.08},
 }
 
+// Short windows and, but for the nearly lossless one, both ends of the model are spared.
+func TestPresets(t *testing.T) {
+	rotated := &Storage{Flags: StorageRotate}
+	for preset, want := range map[Preset][2]Format{
+		PresetNearLossless: {FormatInt8Token, FormatInt8Token},
+		PresetBalanced:     {FormatInt8Token, FormatInt4Token},
+		PresetSmallest:     {FormatInt4Token, FormatInt4Token},
+	} {
+		model := fullModel(8, FormatDefault)
+		model.Layers[0].KeyFormat = FormatBF16
+		model.Layers[3].Window = 1024
+		model.Layers[4].KeyStorage = &Storage{Scales: []float32{2}}
+		model.Layers[7].Flags, model.Layers[7].SharedLayer = LayerShared, 4
+		model.Layers[7].ValueStorage = &Storage{Scales: []float32{3}}
+		wanted := append([]Layer(nil), model.Layers...)
+		for i := range wanted {
+			layer := &wanted[i]
+			end := i < 2 || i == 5 || i == 6 // 7 stores nothing
+			switch {
+			case i == 7:
+			case i == 3 || end && preset != PresetNearLossless:
+				layer.ValueFormat = layer.KeyFormat
+			default:
+				layer.KeyFormat, layer.ValueFormat = want[0], want[1]
+				layer.KeyStorage, layer.ValueStorage = rotated, rotated
+			}
+		}
+		given := append([]Layer(nil), model.Layers...)
+		got, err := model.WithPreset(preset)
+		must(t, err)
+		if !reflect.DeepEqual(got.Layers, wanted) {
+			t.Errorf("preset %d: %+v, want %+v", preset, got.Layers, wanted)
+		}
+		if !reflect.DeepEqual(model.Layers, given) {
+			t.Errorf("preset %d has changed the model that it was asked of", preset)
+		}
+		must(t, newPool(t, smallConfig(0), got).Check())
+	}
+	_, err := fullModel(1, FormatDefault).WithPreset(4)
+	refused(t, err, ErrUnsupported, "preset 4")
+	_, err = Model{}.WithPreset(PresetBalanced)
+	refused(t, err, ErrInvalid, "layer_count")
+}
+
 // Attention over keys and values that are stored in fewer bits is near that over the exact ones.
 func TestAttentionOverQuantisedStorage(t *testing.T) {
 	for _, kind := range quantised {

@@ -254,6 +254,24 @@ typedef struct kv_model {
     uint32_t reserved0;
 } kv_model;
 
+/* Formats that go well together; docs/formats.md says what they cost and lose. *Rotated* is
+ * KV_STORAGE_ROTATE. *Spared* layers stay plain: in f32, f16 or bf16 as the layer says for keys and
+ * for values, in f16 where it says another format, without storages. */
+enum {
+    KV_PRESET_NEAR_LOSSLESS = 1, /* int8_token, rotated; spared: short windows */
+    KV_PRESET_BALANCED = 2,      /* keys int8_token, values int4_token, both rotated; spared: short
+                                    windows, the first two and the last two layers that store */
+    KV_PRESET_SMALLEST = 3       /* int4_token, rotated; spared: as in BALANCED */
+};
+
+/* Writes a preset into the caller's layers, which are as in kv_model: key_format, value_format,
+ * key_storage and value_storage of each, whatever they held, and nothing else. The storages are
+ * constants of the library. Layers that share another's cache are left alone. A short window is one
+ * of at most 1,024 tokens. Sinks are not spared: they are stored as all tokens of their layer are.
+ * Errors: INVALID, UNSUPPORTED (the preset). Threads: safe. */
+KV_API KV_MUST_CHECK kv_status kv_model_apply_preset(kv_layer *layers, uint32_t layer_count,
+                                                     uint32_t preset);
+
 /* ---- 5. Pool ------------------------------------------------------------------------------ */
 
 typedef struct kv_pool kv_pool;
@@ -790,7 +808,17 @@ typedef struct kv_layer_stats {
  * Threads: safe. */
 KV_API KV_MUST_CHECK kv_status kv_pool_get_layer_stats(kv_pool *pool, kv_layer_stats *stats);
 
-/* Ask before you buy. In: sequences and tokens_per_sequence (retained). Out: the rest. */
+/* Ask before you buy. In: sequences, tokens_per_sequence (retained) and layer. Out: the rest.
+ *
+ * The inverse question, how much memory that takes, needs no arena: with config->arena_bytes 0 the
+ * fields that say what fits in it are 0, and metadata_bytes is that of a pool with an arena of
+ * arena_bytes_needed (0: larger than a pool can be). Neither sequences nor tokens_per_sequence are
+ * held to the config's limits here, and what fits may be more than they allow.
+ *
+ * A sequence of n retained tokens takes at most full_bytes_per_token for each of n tokens, rounded
+ * up to whole blocks, and constant_bytes_per_sequence. All figures are those between steps: within
+ * one, a layer with a window holds the step's rows besides, and KIVI and KVARN those that are not
+ * yet coded; one raw block of theirs is counted for each sequence and layer. */
 typedef struct kv_plan_report {
     uint32_t struct_size, flags;
     const void *next;
@@ -802,9 +830,22 @@ typedef struct kv_plan_report {
     uint64_t sequences_that_fit;  /* of that length in config->arena_bytes */
     uint64_t tokens_that_fit;     /* of one sequence alone in config->arena_bytes */
     uint64_t metadata_bytes;      /* host memory that kv_pool_create will allocate */
+    uint64_t bytes_per_block;     /* block_tokens tokens of a sequence, over all layers */
+    uint64_t blocks_per_sequence; /* of that length, over all layers */
+    uint64_t full_bytes_per_token;        /* of layers without a window: what a token adds to a
+                                             sequence whose windows are full */
+    uint64_t constant_bytes_per_sequence; /* of full windows, and raw blocks of KIVI and KVARN */
+    uint64_t tokens_that_fit_each; /* of each of `sequences` in config->arena_bytes */
+    uint64_t tokens_by_bytes;      /* config->arena_bytes / bytes_per_token: of all sequences
+                                      together, were blocks not whole and no window full */
+    uint32_t layer;                /* in: the one that the last two are of */
+    uint32_t reserved0;
+    uint64_t layer_bytes_per_block;    /* 0: it shares another's cache */
+    uint64_t layer_bytes_per_sequence; /* of that length */
 } kv_plan_report;
 
-/* Errors: as kv_pool_create, without allocating. Threads: safe. */
+/* Creates a pool's tables and takes them away again; of the arena it touches nothing.
+ * Errors: as kv_pool_create, but for arena_bytes 0. Threads: safe. */
 KV_API KV_MUST_CHECK kv_status kv_plan(const kv_pool_config *config, const kv_model *model,
                                        kv_plan_report *report);
 

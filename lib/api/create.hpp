@@ -5,8 +5,13 @@
 
 namespace kvrt {
 
-/// The config with its defaults filled in, and its hooks (all null when it has none), checked.
+inline constexpr uint64_t max_arena_bytes = uint64_t{128} << 30;
+
+/// The config with its defaults filled in, and its hooks (all null when it has none), checked: all
+/// but arena_bytes.
 status resolve_config(const kv_pool_config* config, kv_pool_config& resolved, kv_hooks& hooks);
+
+status check_arena(uint64_t arena_bytes);
 
 /// Allocates everything of a pool but its threads. `resolved` comes from resolve_config.
 status create_stores(const kv_pool_config& resolved, const kv_model* model, kv_pool& pool);

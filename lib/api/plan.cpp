@@ -8,26 +8,41 @@ namespace kvrt {
 
 namespace {
 
-/// So that blocks of all sequences together stay below 2^64.
+/// So that blocks of all sequences together stay below 2^64: a lane has at most 2^27 of a sequence
+/// (max_position, in blocks of 16 tokens), a model 2^10 lanes.
 constexpr uint64_t most_sequences = uint64_t{1} << 24;
 
 struct needed_blocks {
     uint64_t of_class[max_block_classes] = {};
 };
 
-/// Blocks of a sequence that retains `tokens`, between steps. A window keeps the tokens that its
-/// next query sees, in whole blocks, and the blocks of its sinks.
-needed_blocks blocks_of_sequence(const cache& store, uint64_t tokens) {
+/// Blocks of one lane of a sequence that retains `tokens`, between steps. A window keeps the tokens
+/// that its next query sees, in whole blocks, and the blocks of its sinks. Where full blocks are
+/// sealed, one is raw besides, also when the last one is just full: it was raw until then.
+needed_blocks blocks_of_lane(const lane_geometry& lane, uint64_t block_tokens, uint64_t tokens) {
     needed_blocks needed;
-    const uint64_t block_tokens = store.model.block_tokens;
-    for (const lane_geometry& lane : store.model.lanes) {
-        uint64_t blocks = ceil_divide(tokens, block_tokens);
-        if (lane.window != 0) {
-            blocks =
-                std::min(blocks, ceil_divide<uint64_t>(lane.window_sinks, block_tokens) +
-                                     ceil_divide(lane.window + block_tokens - 1, block_tokens));
-        }
-        needed.of_class[lane.class_index] += blocks;
+    uint64_t most = max_position;
+    if (lane.window != 0) {
+        most = ceil_divide<uint64_t>(lane.window_sinks, block_tokens) +
+               ceil_divide(lane.window + block_tokens - 1, block_tokens);
+    }
+    if (!lane.seals) {
+        needed.of_class[lane.class_index] = std::min(ceil_divide(tokens, block_tokens), most);
+        return needed;
+    }
+    needed.of_class[lane.class_index] = tokens != 0 ? 1 : 0;
+    needed.of_class[lane.sealed_class_index] += std::min(tokens / block_tokens, most);
+    return needed;
+}
+
+/// Bytes of block_tokens tokens in a lane.
+uint64_t bytes_of_full_block(const lane_geometry& lane) { return lane.sealed_layout.block_bytes; }
+
+needed_blocks blocks_of_sequence(const model_geometry& model, uint64_t tokens) {
+    needed_blocks needed;
+    for (const lane_geometry& lane : model.lanes) {
+        const needed_blocks more = blocks_of_lane(lane, model.block_tokens, tokens);
+        for (uint32_t c = 0; c < max_block_classes; ++c) needed.of_class[c] += more.of_class[c];
     }
     return needed;
 }
@@ -38,7 +53,34 @@ needed_blocks times(const needed_blocks& one, uint64_t count) {
     return all;
 }
 
-/// The largest value in [0, limit] for which `fits` holds; fits(0) does.
+/// sum += count * bytes, false on overflow.
+[[nodiscard]] bool add_bytes(uint64_t count, uint64_t bytes, uint64_t& sum) {
+    uint64_t product = 0;
+    return checked_multiply(count, bytes, product) && checked_add(sum, product, sum);
+}
+
+[[nodiscard]] bool bytes_of(const block_store& blocks, const needed_blocks& needed,
+                            uint64_t& bytes) {
+    bytes = 0;
+    for (uint32_t c = 0; c < blocks.class_count(); ++c) {
+        if (!add_bytes(needed.of_class[c], blocks.block_bytes(c), bytes)) return false;
+    }
+    return true;
+}
+
+/// Whole slabs: each belongs to one class.
+[[nodiscard]] bool arena_of(const block_store& blocks, const needed_blocks& needed,
+                            uint64_t& bytes) {
+    bytes = 0;
+    for (uint32_t c = 0; c < blocks.class_count(); ++c) {
+        const uint64_t slabs = ceil_divide<uint64_t>(needed.of_class[c], blocks.blocks_per_slab(c));
+        if (!add_bytes(slabs, slab_bytes, bytes)) return false;
+    }
+    return true;
+}
+
+/// The largest value in [0, limit] for which `fits` holds; fits(0) does, and no value above one
+/// that does not fit may fit.
 template <class callable>
 uint64_t largest(uint64_t limit, const callable& fits) {
     uint64_t low = 0;
@@ -53,48 +95,106 @@ uint64_t largest(uint64_t limit, const callable& fits) {
     return low;
 }
 
+/// What the asked-for sequences take, however large the arena.
+status plan_needs(const cache& store, kv_plan_report& report) {
+    const model_geometry& model = store.model;
+    const uint64_t tokens = report.tokens_per_sequence;
+    const needed_blocks one = blocks_of_sequence(model, tokens);
+    report.bytes_per_block = 0;
+    uint64_t full_bytes_per_block = 0;
+    needed_blocks constant;
+    for (const lane_geometry& lane : model.lanes) {
+        report.bytes_per_block += bytes_of_full_block(lane);
+        needed_blocks all;
+        if (lane.window != 0) {
+            all = blocks_of_lane(lane, model.block_tokens, max_position);
+        } else {
+            full_bytes_per_block += bytes_of_full_block(lane);
+            all.of_class[lane.class_index] = lane.seals ? 1 : 0;
+        }
+        for (uint32_t c = 0; c < max_block_classes; ++c) constant.of_class[c] += all.of_class[c];
+    }
+    report.bytes_per_token = ceil_divide<uint64_t>(report.bytes_per_block, model.block_tokens);
+    report.full_bytes_per_token = ceil_divide<uint64_t>(full_bytes_per_block, model.block_tokens);
+    report.blocks_per_sequence = 0;
+    for (const uint64_t blocks : one.of_class) report.blocks_per_sequence += blocks;
+
+    const layer_geometry& layer = model.layers[report.layer];
+    const lane_geometry& lane = model.lanes[layer.lane];
+    needed_blocks of_layer;
+    if (layer.stores) of_layer = blocks_of_lane(lane, model.block_tokens, tokens);
+    report.layer_bytes_per_block = layer.stores ? bytes_of_full_block(lane) : 0;
+
+    const block_store& blocks = store.blocks;
+    if (!bytes_of(blocks, one, report.bytes_per_sequence) ||
+        !bytes_of(blocks, constant, report.constant_bytes_per_sequence) ||
+        !bytes_of(blocks, of_layer, report.layer_bytes_per_sequence) ||
+        !arena_of(blocks, times(one, report.sequences), report.arena_bytes_needed)) {
+        return fail(KV_TOO_LARGE, "report: {} sequences of {} tokens need more than 2^64 bytes",
+                    report.sequences, tokens);
+    }
+    return KV_OK;
+}
+
+/// What an arena of this size holds.
+void plan_capacity(const cache& store, uint64_t arena_bytes, kv_plan_report& report) {
+    const auto fits = [&](uint64_t sequences, uint64_t tokens) {
+        const needed_blocks one = blocks_of_sequence(store.model, tokens);
+        return store.blocks.could_ever_allocate(times(one, sequences).of_class);
+    };
+    report.sequences_that_fit = largest(most_sequences, [&](uint64_t sequences) {
+        return fits(sequences, report.tokens_per_sequence);
+    });
+    report.tokens_that_fit =
+        largest(max_position, [&](uint64_t tokens) { return fits(1, tokens); });
+    report.tokens_that_fit_each =
+        largest(max_position, [&](uint64_t tokens) { return fits(report.sequences, tokens); });
+    report.tokens_by_bytes = arena_bytes / report.bytes_per_token;
+}
+
+uint64_t metadata_of(const kv_pool& pool, uint32_t threads) {
+    return pool.store.allocator.live_bytes + sizeof(kv_pool) + executor::bytes(threads);
+}
+
 status plan(const kv_pool_config* config, const kv_model* model, kv_plan_report* user) {
     kv_plan_report report;
     KVRT_TRY(adopt(user, 0, "report (kv_plan_report)", report));
     kv_pool_config resolved;
     kv_hooks hooks;
     KVRT_TRY(resolve_config(config, resolved, hooks));
+    const uint64_t arena_bytes = resolved.arena_bytes;
+    if (arena_bytes == 0) {
+        resolved.arena_bytes = slab_bytes;  // for the sizes of blocks
+    }
+    KVRT_TRY(check_arena(resolved.arena_bytes));
     if (report.sequences > most_sequences || report.tokens_per_sequence > max_position) {
         return fail(KV_TOO_LARGE, "report: sequences goes up to {}, tokens_per_sequence up to {}",
                     most_sequences, max_position);
     }
     // A pool without threads: its memory is reserved, not touched, and its bytes are counted.
-    const auto pool = std::make_unique<kv_pool>();
+    auto pool = std::make_unique<kv_pool>();
     KVRT_TRY(create_stores(resolved, model, *pool));
-    const cache& store = pool->store;
+    if (report.layer >= pool->store.model.layers.size()) {
+        return fail(KV_INVALID, "report: layer {} of a model of {} layers", report.layer,
+                    pool->store.model.layers.size());
+    }
     if (report.sequences == 0) report.sequences = resolved.max_sequences;
     if (report.tokens_per_sequence == 0) {
         report.tokens_per_sequence = resolved.max_tokens_per_sequence;
     }
-    report.bytes_per_token = 0;
-    for (const lane_geometry& lane : store.model.lanes) {
-        report.bytes_per_token += lane.layout.block_bytes / store.model.block_tokens;
+    KVRT_TRY(plan_needs(pool->store, report));
+    report.sequences_that_fit = report.tokens_that_fit = report.tokens_that_fit_each = 0;
+    report.tokens_by_bytes = 0;
+    report.metadata_bytes = 0;
+    if (arena_bytes != 0) {
+        plan_capacity(pool->store, arena_bytes, report);
+        report.metadata_bytes = metadata_of(*pool, resolved.threads);
+    } else if (report.arena_bytes_needed <= max_arena_bytes) {
+        resolved.arena_bytes = report.arena_bytes_needed;
+        pool = std::make_unique<kv_pool>();
+        KVRT_TRY(create_stores(resolved, model, *pool));
+        report.metadata_bytes = metadata_of(*pool, resolved.threads);
     }
-    const needed_blocks one = blocks_of_sequence(store, report.tokens_per_sequence);
-    const needed_blocks all = times(one, report.sequences);
-    report.bytes_per_sequence = 0;
-    uint64_t slabs = 0;
-    for (uint32_t c = 0; c < store.blocks.class_count(); ++c) {
-        report.bytes_per_sequence += one.of_class[c] * store.blocks.block_bytes(c);
-        slabs += ceil_divide<uint64_t>(all.of_class[c], store.blocks.blocks_per_slab(c));
-    }
-    if (!checked_multiply(slabs, slab_bytes, report.arena_bytes_needed)) {
-        return fail(KV_TOO_LARGE, "report: {} sequences of {} tokens need more than 2^64 bytes",
-                    report.sequences, report.tokens_per_sequence);
-    }
-    report.sequences_that_fit = largest(most_sequences, [&](uint64_t count) {
-        return store.blocks.could_ever_allocate(times(one, count).of_class);
-    });
-    report.tokens_that_fit = largest(max_position, [&](uint64_t tokens) {
-        return store.blocks.could_ever_allocate(blocks_of_sequence(store, tokens).of_class);
-    });
-    report.metadata_bytes =
-        store.allocator.live_bytes + sizeof(kv_pool) + executor::bytes(resolved.threads);
     deliver(report, user);
     return KV_OK;
 }

@@ -9,7 +9,6 @@ namespace kvrt {
 
 namespace {
 
-constexpr uint64_t max_arena_bytes = uint64_t{128} << 30;
 constexpr uint32_t max_sequence_limit = 65536;
 constexpr uint32_t max_token_limit = 1u << 26;
 constexpr uint32_t max_thread_limit = 256;
@@ -46,14 +45,6 @@ status resolve_config(const kv_pool_config* config, kv_pool_config& resolved, kv
         return fail(KV_INVALID, "config: block_tokens is {}: 16, 32, 64 or 128",
                     resolved.block_tokens);
     }
-    if (resolved.arena_bytes < slab_bytes) {
-        return fail(KV_INVALID, "config: arena_bytes is {}: at least one slab of {}",
-                    resolved.arena_bytes, slab_bytes);
-    }
-    if (resolved.arena_bytes > max_arena_bytes) {
-        return fail(KV_TOO_LARGE, "config: arena_bytes is {}: at most {}", resolved.arena_bytes,
-                    max_arena_bytes);
-    }
     KVRT_TRY(check_range("max_sequences", resolved.max_sequences, 1, max_sequence_limit));
     KVRT_TRY(check_range("max_tokens_per_sequence", resolved.max_tokens_per_sequence, 1,
                          max_token_limit));
@@ -66,6 +57,18 @@ status resolve_config(const kv_pool_config* config, kv_pool_config& resolved, kv
     KVRT_TRY(adopt(resolved.hooks, 0, "config.hooks (kv_hooks)", hooks));
     if ((hooks.allocate == nullptr) != (hooks.release == nullptr)) {
         return fail(KV_INVALID, "config.hooks: allocate and release come together");
+    }
+    return KV_OK;
+}
+
+status check_arena(uint64_t arena_bytes) {
+    if (arena_bytes < slab_bytes) {
+        return fail(KV_INVALID, "config: arena_bytes is {}: at least one slab of {}", arena_bytes,
+                    slab_bytes);
+    }
+    if (arena_bytes > max_arena_bytes) {
+        return fail(KV_TOO_LARGE, "config: arena_bytes is {}: at most {}", arena_bytes,
+                    max_arena_bytes);
     }
     return KV_OK;
 }
@@ -124,6 +127,7 @@ status create(const kv_pool_config* config, const kv_model* model, kv_pool** out
     kv_pool_config resolved;
     kv_hooks hooks;
     KVRT_TRY(resolve_config(config, resolved, hooks));
+    KVRT_TRY(check_arena(resolved.arena_bytes));
     host_allocator allocator;
     allocator.user = hooks.user;
     allocator.allocate = hooks.allocate;

@@ -1,10 +1,11 @@
-// Version, statuses, messages, sized structs, capabilities: calls without a pool.
+// Version, statuses, messages, sized structs, presets, capabilities: calls without a pool.
 #include <cstdio>
 
 #include "attention/attend.hpp"
 #include "base/sized_struct.hpp"
 #include "format/format.hpp"
 #include "model/geometry.hpp"
+#include "model/presets.hpp"
 
 using namespace kvrt;
 
@@ -31,6 +32,14 @@ size_t kv_last_error(char* buffer, size_t capacity) {
         buffer[copied] = '\0';
     }
     return length;
+}
+
+kv_status kv_model_apply_preset(kv_layer* layers, uint32_t layer_count, uint32_t preset) {
+    const preset_description* known = find_preset(preset);
+    if (known == nullptr) {
+        return fail(KV_UNSUPPORTED, "preset {} is not one of KV_PRESET_*", preset);
+    }
+    return apply_preset(*known, layers, layer_count);
 }
 
 kv_status kv_capabilities(kv_capabilities_report* out_report) {

@@ -167,17 +167,8 @@ status take_head_values(const float* source, uint32_t count, const char* field, 
     return KV_OK;
 }
 
-const kv_layer* layer_at(const kv_model& model, uint32_t index) {
-    const auto* bytes = reinterpret_cast<const std::byte*>(model.layers);
-    return reinterpret_cast<const kv_layer*>(bytes + uint64_t{index} * model.layers[0].struct_size);
-}
-
-status read_layer(const kv_model& model, uint32_t index, kv_layer& layer) {
-    KVRT_TRY(adopt(layer_at(model, index), KV_LAYER_SHARED, "layers (kv_layer)", layer));
-    if (layer.struct_size != model.layers[0].struct_size) {
-        return fail(KV_INVALID, "layer {}: struct_size {} differs from layer 0's {}", index,
-                    layer.struct_size, model.layers[0].struct_size);
-    }
+status read_checked_layer(const kv_model& model, uint32_t index, kv_layer& layer) {
+    KVRT_TRY(read_layer(model.layers, index, layer));
     return check_layer(layer, index);
 }
 
@@ -187,17 +178,14 @@ status describe_model(const kv_model* model_argument, uint32_t block_tokens, til
                       host_allocator& allocator, model_geometry& out) {
     kv_model model;
     KVRT_TRY(adopt(model_argument, 0, "model (kv_model)", model));
-    if (model.layer_count == 0 || model.layer_count > max_layers || model.layers == nullptr) {
-        return fail(KV_INVALID, "model: layer_count is {}: 1 to {}, with layers set",
-                    model.layer_count, max_layers);
-    }
+    KVRT_TRY(check_layer_array(model.layers, model.layer_count, "model"));
     out.block_tokens = block_tokens;
 
     uint64_t head_values = 0;
     uint32_t lane_count = 0;
     for (uint32_t i = 0; i < model.layer_count; ++i) {
         kv_layer layer;
-        KVRT_TRY(read_layer(model, i, layer));
+        KVRT_TRY(read_checked_layer(model, i, layer));
         if (layer.sink_logits != nullptr) head_values += layer.query_heads;
         if (layer.alibi_slopes != nullptr) head_values += layer.query_heads;
         if ((layer.flags & KV_LAYER_SHARED) == 0) {
@@ -213,7 +201,7 @@ status describe_model(const kv_model* model_argument, uint32_t block_tokens, til
     uint32_t next_lane = 0;
     for (uint32_t i = 0; i < model.layer_count; ++i) {
         kv_layer layer;
-        KVRT_TRY(read_layer(model, i, layer));
+        KVRT_TRY(read_checked_layer(model, i, layer));
         layer_geometry& target = out.layers[i];
         target.stores = (layer.flags & KV_LAYER_SHARED) == 0;
         if (target.stores) {

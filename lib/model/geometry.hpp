@@ -13,11 +13,11 @@
 #include "base/host_memory.hpp"
 #include "format/tile.hpp"
 #include "memory/blocks.hpp"
+#include "model/layer_array.hpp"
 #include "model/rope.hpp"
 
 namespace kvrt {
 
-inline constexpr uint32_t max_layers = 1024;
 inline constexpr uint32_t max_heads = 1024;
 inline constexpr uint32_t min_head_dim = 32;
 inline constexpr uint32_t max_head_dim = 256;

@@ -82,9 +82,9 @@ bool read_switch(std::string_view option, arguments& read) {
 
 bool takes_value(std::string_view option) {
     constexpr std::string_view options[] = {
-        "--model",  "--prompt",         "--report", "--tokens",      "--policy",       "--budget",
-        "--every",  "--format",         "--seed",   "--temperature", "--top-p",        "--threads",
-        "--record", "--repeat-penalty", "--chunk",  "--drafts",      "--record-layers"};
+        "--model",  "--prompt",         "--report", "--tokens",      "--policy",        "--budget",
+        "--every",  "--format",         "--seed",   "--temperature", "--top-p",         "--threads",
+        "--record", "--repeat-penalty", "--chunk",  "--drafts",      "--record-layers", "--preset"};
     return std::find(std::begin(options), std::end(options), option) != std::end(options);
 }
 
@@ -105,6 +105,8 @@ outcome<nothing> read_value(std::string_view option, std::string_view word, argu
         return read_name(option, word, policy_names, writing.policy);
     } else if (option == "--format") {
         return read_name(option, word, format_names, writing.format);
+    } else if (option == "--preset") {
+        return read_name(option, word, preset_names, writing.preset);
     } else if (option == "--tokens") {
         return read_number<std::uint32_t>(option, word, 1, most, writing.tokens);
     } else if (option == "--budget") {
@@ -148,6 +150,9 @@ outcome<nothing> check_together(const arguments& read) {
     if (!read.record.empty() && read.writing.policy == "random") {
         return error{
             "--record takes no --policy random: its draws depend on which layers there are"};
+    }
+    if (!read.record.empty() && read.writing.preset != "none") {
+        return error{"--record takes no --preset: a trace names one format for all of its layers"};
     }
     return nothing{};
 }
@@ -214,6 +219,10 @@ const char* usage() {
            "  --budget B            tokens retained per layer and head (512)\n"
            "  --every N             tokens between two rounds of compaction (128)\n"
            "  --format NAME         how keys and values are stored: f16, bf16 or f32 (f16)\n"
+           "  --preset NAME         stored in fewer bits by one of the library's presets, "
+           "near-lossless,\n"
+           "                        balanced or smallest; layers that it spares keep the format "
+           "(none)\n"
            "  --temperature T       0: always the likeliest token (0)\n"
            "  --top-p P             draw among the likeliest tokens that make up this share "
            "(0.95)\n"

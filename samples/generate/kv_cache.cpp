@@ -63,6 +63,14 @@ outcome<kv_cache> kv_cache::create(const llama_config& config, const cache_optio
         layers[i].value_storage = storage_of(choice.values, storages[2 * i + 1]);
     }
 
+    if (options.preset != 0) {
+        const kv_status status =
+            kv_model_apply_preset(layers.data(), config.layers, options.preset);
+        if (status != KV_OK) {
+            return library_error("kv_model_apply_preset", status);
+        }
+    }
+
     kv_model model = KV_INIT(kv_model);
     model.layers = layers.data();
     model.layer_count = config.layers;
@@ -74,8 +82,7 @@ outcome<kv_cache> kv_cache::create(const llama_config& config, const cache_optio
     pool_config.max_step_tokens = options.most_step_rows;
     pool_config.threads = options.threads;
 
-    // The plan says how large an arena these limits need; until then, the smallest there is.
-    pool_config.arena_bytes = std::uint64_t{2} << 20;
+    // Without an arena the plan says how large a one these limits need.
     kv_plan_report plan = KV_INIT(kv_plan_report);
     if (const kv_status status = kv_plan(&pool_config, &model, &plan); status != KV_OK) {
         return library_error("kv_plan", status);

@@ -30,6 +30,7 @@ struct layer_storage {
 
 struct cache_options {
     std::vector<layer_storage> storage{1};  // one a layer, or a single one for all of them
+    std::uint32_t preset = 0;               // KV_PRESET_*, over `storage`; 0: none
     std::uint32_t most_sequences = 1;
     std::uint32_t most_tokens = 0;     // retained by one sequence
     std::uint32_t most_step_rows = 0;  // in one step

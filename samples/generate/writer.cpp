@@ -47,6 +47,16 @@ std::uint32_t format_of(const std::string& name) {
     return name == "bf16" ? KV_FORMAT_BF16 : KV_FORMAT_F16;
 }
 
+std::uint32_t preset_of(const std::string& name) {
+    if (name == "near-lossless") {
+        return KV_PRESET_NEAR_LOSSLESS;
+    }
+    if (name == "balanced") {
+        return KV_PRESET_BALANCED;
+    }
+    return name == "smallest" ? KV_PRESET_SMALLEST : 0;
+}
+
 // Tokens that end a text, or structure a conversation: a text that goes on holds none of them.
 std::vector<token_id> marker_tokens(const tokenizer& words) {
     std::vector<token_id> markers;
@@ -113,7 +123,7 @@ class text_writer {
           chooser_(sampling_of(options)),
           markers_(marker_tokens(words)) {
         result_.policy = options.policy;
-        result_.format = options.format;
+        result_.format = options.preset == "none" ? options.format : options.preset;
     }
 
     // The whole text. Tokens are picked one after the other, each from the logits behind the one
@@ -256,6 +266,7 @@ outcome<writing_result> write_text(const llama_model& model, const tokenizer& wo
     cache_options room;
     const operand_storage stored = {format_of(options.format)};
     room.storage = {{stored, stored}};
+    room.preset = preset_of(options.preset);
     room.most_tokens = static_cast<std::uint32_t>(given + options.tokens);
     room.most_step_rows = std::max(options.chunk, 1 + options.drafts);
     room.threads = options.threads;

@@ -29,6 +29,7 @@ struct writing_options {
     std::uint32_t budget = 512;   // tokens retained per layer and head after a round
     std::uint32_t every = 128;    // tokens between rounds
     std::string format = "f16";   // f16, bf16, f32
+    std::string preset = "none";  // none, near-lossless, balanced, smallest
     std::uint64_t seed = 1;
     double temperature = 0.0;
     double top_p = 0.95;
@@ -46,6 +47,8 @@ struct writing_options {
 inline constexpr std::string_view policy_names[] = {"full", "triattention", "streaming", "key-norm",
                                                     "random"};
 inline constexpr std::string_view format_names[] = {"f16", "bf16", "f32"};
+inline constexpr std::string_view preset_names[] = {"none", "near-lossless", "balanced",
+                                                    "smallest"};
 
 // What is known after each written token.
 struct writing_progress {

@@ -50,7 +50,7 @@ uint64_t admit(kv_pool* pool, uint64_t tokens, uint32_t chunk, kv_seq_info& one)
         REQUIRE(kv_seq_create(pool, nullptr, &seq) == KV_OK);
         const kv_status verdict = add(pool, seq, tokens, chunk);
         if (verdict != KV_OK) {
-            CHECK(verdict == KV_AGAIN);
+            CHECK((verdict == KV_AGAIN || (held == 0 && verdict == KV_TOO_LARGE)));
             return held;
         }
         one = KV_INIT(kv_seq_info);
@@ -165,6 +165,67 @@ TEST_CASE("what one sequence alone can retain, and the arena that a number of th
     REQUIRE(kv_plan(&config, &description, &again) == KV_OK);
     CHECK(again.sequences == 1024);
     CHECK(again.tokens_per_sequence == 1u << 16);
+}
+
+TEST_CASE("a pool of the arena that was planned holds just that") {
+    small_model model;
+    model.layers[1].window = 0;
+    model.layers[1].window_sinks = 0;
+    model.layers[0].key_format = KV_FORMAT_INT8_TOKEN;
+    model.layers[0].value_format = KV_FORMAT_INT4_TOKEN;
+    const kv_model description = model.describe();
+    for (const uint64_t tokens : {999u, 1000u, 1001u, 5000u}) {
+        CAPTURE(tokens);
+        kv_pool_config config = planned(model, 4, tokens).config;
+        config.arena_bytes = 0;
+        kv_plan_report plan = KV_INIT(kv_plan_report);
+        plan.sequences = 30;
+        plan.tokens_per_sequence = tokens;
+        REQUIRE(kv_plan(&config, &description, &plan) == KV_OK);
+        // Layer 0: 2 heads of 64 + 4 and 16 + 4 bytes; layer 1: 2 heads of 96 halves.
+        const uint64_t blocks = (tokens + 15) / 16;
+        CHECK(plan.bytes_per_sequence == blocks * 16 * 2 * (88 + 192));
+        kv_seq_info one = KV_INIT(kv_seq_info);
+        for (const uint64_t missing : {0u, 1u}) {
+            CAPTURE(missing);
+            config.arena_bytes = plan.arena_bytes_needed - (missing << 21);
+            kv_pool* pool = nullptr;
+            REQUIRE(kv_pool_create(&config, &description, &pool) == KV_OK);
+            kv_pool_stats stats = KV_INIT(kv_pool_stats);
+            REQUIRE(kv_pool_get_stats(pool, &stats) == KV_OK);
+            const uint64_t held = admit(pool, tokens, 1u << 16, one);
+            CHECK((held >= 30) == (missing == 0));
+            CHECK(one.bytes == plan.bytes_per_sequence);
+            CHECK(one.blocks == plan.blocks_per_sequence);
+            if (missing == 0) CHECK(stats.metadata_bytes == plan.metadata_bytes);
+            kv_pool_release(pool);
+        }
+    }
+}
+
+TEST_CASE("so many tokens fit in each of a number of sequences, and not one more") {
+    small_model model;
+    model.layers[1].window = 0;
+    model.layers[1].window_sinks = 0;
+    model.layers[0].key_format = KV_FORMAT_Q8_0;
+    const kv_model description = model.describe();
+    for (const uint64_t sequences : {1u, 2u, 3u, 7u}) {
+        CAPTURE(sequences);
+        const kv_pool_config config = planned(model, 4, 1).config;
+        kv_plan_report plan = KV_INIT(kv_plan_report);
+        plan.sequences = sequences;
+        REQUIRE(kv_plan(&config, &description, &plan) == KV_OK);
+        const uint64_t each = plan.tokens_that_fit_each;
+        CHECK((sequences != 1 || each == plan.tokens_that_fit));
+        for (const uint64_t tokens : {each, each + 1}) {
+            CAPTURE(tokens);
+            kv_pool* pool = nullptr;
+            REQUIRE(kv_pool_create(&config, &description, &pool) == KV_OK);
+            kv_seq_info one = KV_INIT(kv_seq_info);
+            CHECK((admit(pool, tokens, 1u << 16, one) >= sequences) == (tokens == each));
+            kv_pool_release(pool);
+        }
+    }
 }
 
 TEST_CASE("a plan counts the metadata that a pool with threads will take") {

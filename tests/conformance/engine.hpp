@@ -33,6 +33,7 @@ struct layer_shape {
     uint32_t value_dim = 40;
     uint32_t key_format = KV_FORMAT_F16;
     uint32_t value_format = KV_FORMAT_BF16;
+    uint32_t storage_flags = 0;  // KV_STORAGE_*, of both
     uint32_t window = 0;
     uint32_t window_sinks = 0;
     float softcap = 0.0f;
@@ -76,6 +77,7 @@ class engine {
   public:
     explicit engine(const pool_shape& shape) : shape_(shape) {
         std::vector<kv_layer> layers(shape.layers.size(), KV_INIT(kv_layer));
+        std::vector<kv_storage> storages(shape.layers.size(), KV_INIT(kv_storage));
         kv_rope rope = KV_INIT(kv_rope);
         rope.style = shape.rope_style;
         for (std::size_t i = 0; i < layers.size(); ++i) {
@@ -87,6 +89,8 @@ class engine {
             layer.value_dim = source.value_dim;
             layer.key_format = source.key_format;
             layer.value_format = source.value_format;
+            storages[i].flags = source.storage_flags;
+            layer.key_storage = layer.value_storage = &storages[i];
             layer.window = source.window;
             layer.window_sinks = source.window_sinks;
             layer.logit_softcap = source.softcap;

@@ -44,9 +44,9 @@ struct exported {
         require_ok(kv_step_export(step, layer, &tables));
     }
 
+    /// Of an element, or of a word of a record.
     char* address(int64_t block, uint32_t slot, uint32_t head, uint32_t dim, bool value) const {
         const int64_t group = slot / tables.slot_group, in_group = slot % tables.slot_group;
-        const uint32_t format = value ? tables.value_format : tables.key_format;
         const int64_t element =
             value ? group * tables.value_stride_group + in_group * tables.value_stride_slot +
                         head * tables.value_stride_head + dim * tables.value_stride_dim
@@ -54,7 +54,7 @@ struct exported {
                         head * tables.key_stride_head + dim * tables.key_stride_dim;
         return static_cast<char*>(tables.base) + block * tables.block_stride +
                (value ? tables.value_offset : tables.key_offset) +
-               element * (format == KV_FORMAT_F32 ? 4 : 2);
+               element * (value ? tables.value_word_bytes : tables.key_word_bytes);
     }
 
     double load(int64_t block, uint32_t slot, uint32_t head, uint32_t dim, bool value) const {

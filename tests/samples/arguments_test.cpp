@@ -78,6 +78,7 @@ TEST_CASE("arguments: everything is read") {
     CHECK(parsed->writing.budget == 64);
     CHECK(parsed->writing.every == 16);
     CHECK(parsed->writing.format == "bf16");
+    CHECK(parsed->writing.preset == "none");
     CHECK(parsed->writing.temperature == 0.5);
     CHECK(parsed->writing.top_p == 0.25);
     CHECK(parsed->writing.repeat_penalty == 1.5);
@@ -123,6 +124,8 @@ TEST_CASE("arguments: each refusal says what would be right") {
     CHECK(refusal("--policy", "h2o") ==
           "--policy is 'h2o', it must be one of: full, triattention, streaming, key-norm, random");
     CHECK(refusal("--format", "q4") == "--format is 'q4', it must be one of: f16, bf16, f32");
+    CHECK(refusal("--preset", "tiny") ==
+          "--preset is 'tiny', it must be one of: none, near-lossless, balanced, smallest");
     CHECK(refusal("--threads", "0") == "--threads is '0', it must be a number from 1 to 1024");
     CHECK(refusal("--chunk", "0") == "--chunk is '0', it must be a number from 1 to 8192");
     CHECK(refusal("--drafts", "16") == "--drafts is '16', it must be a number from 0 to 15");
@@ -138,6 +141,8 @@ TEST_CASE("arguments: what belongs to a recording") {
           "--demo brings its own texts, policies and sampling: leave --record out");
     CHECK(failure({"--model", "m", "--prompt", "p", "--record", "t", "--policy", "random"}) ==
           "--record takes no --policy random: its draws depend on which layers there are");
+    CHECK(failure({"--model", "m", "--prompt", "p", "--record", "t", "--preset", "balanced"}) ==
+          "--record takes no --preset: a trace names one format for all of its layers");
     std::string too_many = "0";
     for (int layer = 1; layer <= 64; ++layer) {
         too_many += "," + std::to_string(layer);

@@ -178,6 +178,39 @@ TEST_CASE("cache: half precision moves logits by its rounding, not more") {
     CHECK(of_bf16 > of_f16);
 }
 
+TEST_CASE("cache: presets take the bytes of their formats, and move logits by their coarseness") {
+    const golden_run golden = read_golden();
+    generate::forward_pass pass(real_model().model, 128);
+    // 30 layers of 3 KV heads with 64 dimensions. Of a token and layer f16 takes 3 * 256 bytes,
+    // int8_token 3 * 68 of keys or values, int4_token 3 * 36. Logits go up to 40.
+    struct preset_case {
+        std::uint32_t preset;
+        std::uint64_t bytes_per_token;
+        double most;
+    };
+    for (const preset_case& one : {preset_case{KV_PRESET_NEAR_LOSSLESS, 30 * 408, 1.0},
+                                   preset_case{KV_PRESET_BALANCED, 4 * 768 + 26 * 312, 3.0},
+                                   preset_case{KV_PRESET_SMALLEST, 4 * 768 + 26 * 216, 8.0}}) {
+        CAPTURE(one.preset);
+        generate::cache_options options;
+        options.preset = one.preset;
+        options.most_tokens = 256;
+        options.most_step_rows = 128;
+        options.threads = 2;
+        auto cache = kv_cache::create(real_model().model.config, options);
+        REQUIRE_MESSAGE(cache, (cache ? std::string() : cache.message()));
+        const kv_seq sequence = make_sequence(*cache);
+        const double difference = largest_difference(
+            golden, run_chunked(pass, *cache, sequence, golden.prompt, golden.prompt.size()));
+        MESSAGE("preset ", one.preset, ": ", difference);
+        CHECK(difference < one.most);
+        CHECK(difference > 0.01);
+        const auto info = cache->info(sequence);
+        REQUIRE(info);
+        CHECK(info->bytes == (golden.prompt.size() + 15) / 16 * 16 * one.bytes_per_token);
+    }
+}
+
 TEST_CASE("cache: sequences in one batch do not see each other") {
     const golden_run golden = read_golden();
     const auto other = question("Tell me a story.");

@@ -3,6 +3,7 @@
 using System;
 using System.Collections.Generic;
 using System.Linq;
+using Kvrt.Native;
 
 namespace Kvrt
 {
@@ -65,6 +66,17 @@ namespace Kvrt
 
         /// <summary>The layers.</summary>
         public IReadOnlyList<Layer> Layers { get; }
+
+        /// <summary>A model of copies of these layers, with the formats and storages of a preset,
+        /// whatever they had. Layers that share another's cache are copied as they are.</summary>
+        public Model WithPreset(Preset preset)
+        {
+            NativeLoader.Load();
+            using (var source = new NativeConfiguration(new PoolConfig(), this))
+            {
+                return source.WithPreset(this, preset);
+            }
+        }
     }
 
     /// <summary>One layer. Defaults fit a Llama-like one once heads and dimensions are
@@ -121,6 +133,11 @@ namespace Kvrt
 
         /// <summary>How keys and queries were rotated; null: not, or not told.</summary>
         public Rope Rope { get; set; }
+
+        internal Layer Copy()
+        {
+            return (Layer)MemberwiseClone();
+        }
     }
 
     /// <summary>What the keys or the values of a layer are stored with, besides their

@@ -123,6 +123,23 @@ namespace Kvrt
         Rotate = NativeConstants.KV_STORAGE_ROTATE
     }
 
+    /// <summary>Formats that go well together, for <see cref="Model.WithPreset"/>. Layers with a
+    /// window of at most 1,024 tokens are spared: they stay in f16, or in
+    /// <see cref="StorageFormat.Float32"/> or <see cref="StorageFormat.BFloat16"/> where they say
+    /// so.</summary>
+    public enum Preset : uint
+    {
+        /// <summary><see cref="StorageFormat.Int8Token"/>, rotated.</summary>
+        NearLossless = NativeConstants.KV_PRESET_NEAR_LOSSLESS,
+        /// <summary>Keys <see cref="StorageFormat.Int8Token"/>, values
+        /// <see cref="StorageFormat.Int4Token"/>, both rotated; the first two and the last two
+        /// layers that store are spared too.</summary>
+        Balanced = NativeConstants.KV_PRESET_BALANCED,
+        /// <summary><see cref="StorageFormat.Int4Token"/>, rotated; spared as in
+        /// <see cref="Balanced"/>.</summary>
+        Smallest = NativeConstants.KV_PRESET_SMALLEST
+    }
+
     /// <summary>The elements of a tensor that is handed over.</summary>
     public enum DataType : uint
     {

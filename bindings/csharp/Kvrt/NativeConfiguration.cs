@@ -1,6 +1,7 @@
 // Configurations as the library takes them: structs whose pointers lead to pinned arrays.
 using System;
 using System.Collections.Generic;
+using System.Runtime.CompilerServices;
 using System.Runtime.InteropServices;
 using Kvrt.Native;
 
@@ -54,6 +55,48 @@ namespace Kvrt
         }
 
         public kv_model Model => nativeModel;
+
+        /// <summary>Writes a preset into the native layers, and from there into copies of those
+        /// that they were made of.</summary>
+        [MethodImpl(MethodImplOptions.NoInlining)] // compiled once the library is there
+        public Model WithPreset(Model source, Preset preset)
+        {
+            kv_layer* written = nativeModel.layers;
+            int count = source.Layers.Count;
+            kv_layer[] before = new kv_layer[count];
+            for (int i = 0; i < count; ++i)
+            {
+                before[i] = written[i];
+            }
+            int status = NativeMethods.kv_model_apply_preset(written, (uint)count, (uint)preset);
+            if (status < 0)
+            {
+                KvrtException.Throw(status, null);
+            }
+            var layers = new Layer[count];
+            for (int i = 0; i < count; ++i)
+            {
+                layers[i] = source.Layers[i].Copy();
+                layers[i].KeyFormat = (StorageFormat)written[i].key_format;
+                layers[i].ValueFormat = (StorageFormat)written[i].value_format;
+                if (written[i].key_storage != before[i].key_storage)
+                {
+                    layers[i].KeyStorage = ConstantOf(written[i].key_storage);
+                }
+                if (written[i].value_storage != before[i].value_storage)
+                {
+                    layers[i].ValueStorage = ConstantOf(written[i].value_storage);
+                }
+            }
+            return new Model(layers);
+        }
+
+        /// <summary>A storage of the library's own, which has no scales.</summary>
+        private static Storage ConstantOf(kv_storage* source)
+        {
+            return source == null
+                ? null : new Storage { Options = (StorageOptions)source->flags };
+        }
 
         public void Dispose()
         {

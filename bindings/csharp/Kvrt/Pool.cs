@@ -69,25 +69,27 @@ namespace Kvrt
             }
         }
 
-        /// <summary>What a pool of this configuration needs and holds, without creating
-        /// it.</summary>
+        /// <summary>What a pool of this configuration needs and holds, without creating it. With
+        /// an arena of 0 bytes it says how much memory that takes, and nothing fits.</summary>
         /// <param name="config">The pool's limits.</param>
         /// <param name="model">The pool's model.</param>
         /// <param name="sequences">How many; 0: as many as the pool allows.</param>
         /// <param name="tokensPerSequence">How long each is; 0: as long as the pool allows.</param>
+        /// <param name="layer">The one whose share is reported.</param>
         public static PlanReport Plan(
-            PoolConfig config, Model model, ulong sequences = 0, ulong tokensPerSequence = 0)
+            PoolConfig config, Model model, ulong sequences = 0, ulong tokensPerSequence = 0,
+            uint layer = 0)
         {
             NativeLoader.Load();
             using (var source = new NativeConfiguration(config, model))
             {
-                return Plan(source, sequences, tokensPerSequence);
+                return Plan(source, sequences, tokensPerSequence, layer);
             }
         }
 
         [MethodImpl(MethodImplOptions.NoInlining)] // compiled once the library is there
         private static PlanReport Plan(
-            NativeConfiguration source, ulong sequences, ulong tokensPerSequence)
+            NativeConfiguration source, ulong sequences, ulong tokensPerSequence, uint layer)
         {
             kv_pool_config config = source.Config(null);
             kv_model model = source.Model;
@@ -95,6 +97,7 @@ namespace Kvrt
             report.struct_size = (uint)sizeof(kv_plan_report);
             report.sequences = sequences;
             report.tokens_per_sequence = tokensPerSequence;
+            report.layer = layer;
             int status = NativeMethods.kv_plan(&config, &model, &report);
             if (status < 0)
             {

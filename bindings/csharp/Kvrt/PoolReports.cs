@@ -194,5 +194,33 @@ namespace Kvrt
 
         /// <summary>Host memory that the pool will allocate.</summary>
         public ulong MetadataBytes => report.metadata_bytes;
+
+        /// <summary>A block's tokens of one sequence, over all layers.</summary>
+        public ulong BytesPerBlock => report.bytes_per_block;
+
+        /// <summary>Of that length, over all layers.</summary>
+        public ulong BlocksPerSequence => report.blocks_per_sequence;
+
+        /// <summary>What a token adds to a sequence whose windows are full.</summary>
+        public ulong FullBytesPerToken => report.full_bytes_per_token;
+
+        /// <summary>Of full windows, and blocks that KIVI and KVARN still keep raw.
+        /// </summary>
+        public ulong ConstantBytesPerSequence => report.constant_bytes_per_sequence;
+
+        /// <summary>Of each of <see cref="Sequences"/> in the configuration's arena.</summary>
+        public ulong TokensThatFitEach => report.tokens_that_fit_each;
+
+        /// <summary>The configuration's arena over <see cref="BytesPerToken"/>.</summary>
+        public ulong TokensByBytes => report.tokens_by_bytes;
+
+        /// <summary>The one that the last two are of.</summary>
+        public uint Layer => report.layer;
+
+        /// <summary>0: it shares another's cache.</summary>
+        public ulong LayerBytesPerBlock => report.layer_bytes_per_block;
+
+        /// <summary>Of that length.</summary>
+        public ulong LayerBytesPerSequence => report.layer_bytes_per_sequence;
     }
 }

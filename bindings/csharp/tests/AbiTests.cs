@@ -150,7 +150,8 @@ namespace Kvrt.Tests
                 { "KV_POOL_", typeof(PoolOptions) }, { "KV_DTYPE_", typeof(DataType) },
                 { "KV_ATTEND_", typeof(AttendOptions) }, { "KV_SCORER_", typeof(Scorer) },
                 { "KV_SELECT_", typeof(Selection) }, { "KV_POLICY_", typeof(PolicyOptions) },
-                { "KV_COMPRESS_", typeof(CompressOutcome) }, { "KV_LIVE_", typeof(LiveKind) }
+                { "KV_COMPRESS_", typeof(CompressOutcome) }, { "KV_LIVE_", typeof(LiveKind) },
+                { "KV_PRESET_", typeof(Preset) }
             };
             foreach (KeyValuePair<string, Type> family in families)
             {

@@ -289,9 +289,38 @@ namespace Kvrt.Tests
             Check.True(plan.MetadataBytes != 0 && plan.SequencesThatFit >= 3, "the rest");
             Check.Equal(10UL, Pool.Plan(config, model).Sequences, "default of sequences");
             Check.Equal(32768UL, Pool.Plan(config, model).TokensPerSequence, "default of tokens");
+            Check.Equal(2UL * 4096, plan.BytesPerBlock, "bytes per block");
+            Check.Equal(2UL * 7, plan.BlocksPerSequence, "blocks per sequence");
+            Check.Equal(512UL, plan.FullBytesPerToken, "bytes beyond windows");
+            Check.Equal(0UL, plan.ConstantBytesPerSequence, "no windows");
+            // 4 slabs of 512 blocks over 6 tables.
+            Check.Equal(4UL * 512 / 6 * 16, plan.TokensThatFitEach, "tokens of each");
+            Check.Equal((8UL << 20) / 512, plan.TokensByBytes, "tokens by bytes");
             using (var pool = new Pool(config, model))
             {
                 Check.Equal(plan.MetadataBytes, pool.GetStats().MetadataBytes, "metadata");
+            }
+        }
+
+        [Test]
+        public static void APlanWithoutAnArenaSaysHowLargeItMustBe()
+        {
+            Layer[] layers = Enumerable.Range(0, 3).Select(_ => Engine.NewLayer()).ToArray();
+            layers[1].Window = 32; // touches up to 3 blocks
+            layers[2].SharedLayer = 0;
+            var config = new PoolConfig();
+            ulong[] blocks = { 63, 3, 0 };
+            for (uint i = 0; i < 3; ++i)
+            {
+                PlanReport plan = Pool.Plan(config, new Model(layers), 100, 1000, i);
+                Check.Equal(66UL * 4096, plan.BytesPerSequence, "bytes per sequence");
+                Check.Equal((66UL * 100 + 511) / 512 << 21, plan.ArenaBytesNeeded, "arena");
+                Check.Equal(3UL * 4096, plan.ConstantBytesPerSequence, "window");
+                Check.Equal(0UL, plan.SequencesThatFit + plan.TokensThatFit +
+                            plan.TokensThatFitEach + plan.TokensByBytes, "what fits in nothing");
+                Check.Equal(i, plan.Layer, "layer");
+                Check.Equal(blocks[i] * 4096, plan.LayerBytesPerSequence, "of the layer");
+                Check.Equal(blocks[i] == 0 ? 0UL : 4096, plan.LayerBytesPerBlock, "its block");
             }
         }
     }

@@ -55,6 +55,69 @@ namespace Kvrt.Tests
             Check.True(error > least && error < most, $"{what}: error {error:E2}");
         }
 
+        /// <summary>Short windows and, but for the nearly lossless one, both ends of the model are
+        /// spared; nothing else of a layer changes, and the model that is asked does not.</summary>
+        [Test]
+        public static void PresetsSpareShortWindowsAndTheEnds()
+        {
+            IsPreset(Preset.NearLossless, StorageFormat.Int8Token, StorageFormat.Int8Token, false);
+            IsPreset(Preset.Balanced, StorageFormat.Int8Token, StorageFormat.Int4Token, true);
+            IsPreset(Preset.Smallest, StorageFormat.Int4Token, StorageFormat.Int4Token, true);
+            var one = new Model(new[] { Engine.NewLayer() });
+            Check.Fails(Status.Unsupported, "preset 4", () => one.WithPreset((Preset)4));
+            Check.Fails(Status.Invalid, "layer_count",
+                        () => new Model(new Layer[0]).WithPreset(Preset.Balanced));
+        }
+
+        private static void IsPreset(Preset preset, StorageFormat keys, StorageFormat values,
+                                     bool endsSpared)
+        {
+            Layer[] layers = Enumerable.Range(0, 8).Select(_ => Engine.NewLayer()).ToArray();
+            var scaled = new Storage { Scales = new[] { 2f } };
+            foreach (Layer layer in layers)
+            {
+                layer.KeyFormat = layer.ValueFormat = StorageFormat.Default;
+            }
+            layers[0].KeyFormat = StorageFormat.BFloat16;
+            layers[3].Window = 1024;
+            layers[4].KeyStorage = scaled;
+            layers[7].SharedLayer = 4; // so that 5 and 6 are the last that store
+            layers[7].ValueStorage = scaled;
+            Model model = new Model(layers).WithPreset(preset);
+            for (int i = 0; i < 8; ++i)
+            {
+                Layer layer = model.Layers[i];
+                string what = $"{preset}, layer {i}";
+                bool end = i < 2 || i == 5 || i == 6;
+                Check.Equal(i == 0 ? StorageFormat.BFloat16 : StorageFormat.Default,
+                            layers[i].KeyFormat, what + " as it was");
+                Check.Equal(i == 3 ? 1024U : 0U, layer.Window, what);
+                if (i == 7)
+                {
+                    Check.Equal(StorageFormat.Default, layer.KeyFormat, what);
+                    Check.True(layer.ValueStorage == scaled && layer.KeyStorage == null, what);
+                    Check.Equal(4U, layer.SharedLayer.Value, what);
+                }
+                else if (i == 3 || (end && endsSpared))
+                {
+                    Check.Equal(layers[i].KeyFormat, layer.KeyFormat, what);
+                    Check.Equal(layers[i].KeyFormat, layer.ValueFormat, what);
+                    Check.True(layer.KeyStorage == null && layer.ValueStorage == null, what);
+                }
+                else
+                {
+                    Check.Equal(keys, layer.KeyFormat, what);
+                    Check.Equal(values, layer.ValueFormat, what);
+                    foreach (Storage storage in new[] { layer.KeyStorage, layer.ValueStorage })
+                    {
+                        Check.Equal(StorageOptions.Rotate, storage.Options, what);
+                        Check.True(storage.Scales == null, what);
+                    }
+                }
+            }
+            new Pool(new PoolConfig { ArenaBytes = 2 << 20, Threads = 1 }, model).Dispose();
+        }
+
         [Test]
         public static void StaticScalesMustBeGiven()
         {

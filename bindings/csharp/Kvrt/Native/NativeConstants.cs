@@ -64,6 +64,10 @@ namespace Kvrt.Native
 
         public const uint KV_LAYER_SHARED = 1u << 0;
 
+        public const uint KV_PRESET_NEAR_LOSSLESS = 1;
+        public const uint KV_PRESET_BALANCED = 2;
+        public const uint KV_PRESET_SMALLEST = 3;
+
         public const uint KV_DEVICE_DEFAULT = 0;
         public const uint KV_DEVICE_CPU = 1;
         public const uint KV_DEVICE_CUDA = 2;

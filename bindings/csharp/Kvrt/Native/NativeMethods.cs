@@ -32,6 +32,10 @@ namespace Kvrt.Native
         public static extern UIntPtr kv_last_error(byte* buffer, UIntPtr capacity);
 
         [DllImport(LibraryName, CallingConvention = Cdecl)]
+        public static extern int kv_model_apply_preset(
+            kv_layer* layers, uint layer_count, uint preset);
+
+        [DllImport(LibraryName, CallingConvention = Cdecl)]
         public static extern int kv_pool_create(
             kv_pool_config* config, kv_model* model, IntPtr* out_pool);
 

@@ -203,6 +203,16 @@ namespace Kvrt.Native
         public ulong sequences_that_fit;
         public ulong tokens_that_fit;
         public ulong metadata_bytes;
+        public ulong bytes_per_block;
+        public ulong blocks_per_sequence;
+        public ulong full_bytes_per_token;
+        public ulong constant_bytes_per_sequence;
+        public ulong tokens_that_fit_each;
+        public ulong tokens_by_bytes;
+        public uint layer;
+        public uint reserved0;
+        public ulong layer_bytes_per_block;
+        public ulong layer_bytes_per_sequence;
     }
 
     /// <summary>What this library can do.</summary>

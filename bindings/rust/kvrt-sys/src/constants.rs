@@ -58,6 +58,10 @@ pub const KV_ROPE_INTERLEAVED: u32 = 2;
 
 pub const KV_LAYER_SHARED: u32 = 1;
 
+pub const KV_PRESET_NEAR_LOSSLESS: u32 = 1;
+pub const KV_PRESET_BALANCED: u32 = 2;
+pub const KV_PRESET_SMALLEST: u32 = 3;
+
 pub const KV_DEVICE_DEFAULT: u32 = 0;
 pub const KV_DEVICE_CPU: u32 = 1;
 pub const KV_DEVICE_CUDA: u32 = 2;

@@ -14,6 +14,10 @@ extern "C" {
     pub fn kv_status_category(status: kv_status) -> i32;
     pub fn kv_last_error(buffer: *mut c_char, capacity: usize) -> usize;
 
+    // 4. The model
+    pub fn kv_model_apply_preset(layers: *mut kv_layer, layer_count: u32, preset: u32)
+        -> kv_status;
+
     // 5. Pool
     pub fn kv_pool_create(
         config: *const kv_pool_config,

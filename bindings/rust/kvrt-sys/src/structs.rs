@@ -469,6 +469,16 @@ pub struct kv_plan_report {
     pub sequences_that_fit: u64,
     pub tokens_that_fit: u64,
     pub metadata_bytes: u64,
+    pub bytes_per_block: u64,
+    pub blocks_per_sequence: u64,
+    pub full_bytes_per_token: u64,
+    pub constant_bytes_per_sequence: u64,
+    pub tokens_that_fit_each: u64,
+    pub tokens_by_bytes: u64,
+    pub layer: u32,
+    pub reserved0: u32,
+    pub layer_bytes_per_block: u64,
+    pub layer_bytes_per_sequence: u64,
 }
 
 /// Section 12: what this library can do.

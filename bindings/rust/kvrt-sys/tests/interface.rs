@@ -125,7 +125,10 @@ fn structs_lie_as_the_c_compiler_lays_them() {
             saturated_keys, saturated_values }
         kv_plan_report { struct_size, flags, next, sequences, tokens_per_sequence,
             bytes_per_token, bytes_per_sequence, arena_bytes_needed, sequences_that_fit,
-            tokens_that_fit, metadata_bytes }
+            tokens_that_fit, metadata_bytes, bytes_per_block, blocks_per_sequence,
+            full_bytes_per_token, constant_bytes_per_sequence, tokens_that_fit_each,
+            tokens_by_bytes, layer, reserved0, layer_bytes_per_block,
+            layer_bytes_per_sequence }
         kv_capabilities_report { struct_size, flags, next, formats, devices, layouts,
             scorers, selections, min_head_dim, max_head_dim, head_dim_multiple, max_layers,
             simd_target }
@@ -145,7 +148,8 @@ fn constants_have_the_values_of_the_header() {
         KV_FORMAT_FP8_E4M3 KV_FORMAT_FP8_E5M2 KV_FORMAT_FP8_TOKEN KV_FORMAT_INT8_TOKEN
         KV_FORMAT_INT4_TOKEN KV_FORMAT_Q8_0 KV_FORMAT_Q4_0 KV_FORMAT_Q4_1 KV_FORMAT_NVFP4
         KV_FORMAT_MXFP4 KV_STORAGE_SCALE_ONE KV_STORAGE_ROTATE KV_ROPE_NONE KV_ROPE_HALF
-        KV_ROPE_INTERLEAVED KV_LAYER_SHARED KV_DEVICE_DEFAULT
+        KV_ROPE_INTERLEAVED KV_LAYER_SHARED KV_PRESET_NEAR_LOSSLESS KV_PRESET_BALANCED
+        KV_PRESET_SMALLEST KV_DEVICE_DEFAULT
         KV_DEVICE_CPU KV_DEVICE_CUDA KV_LAYOUT_NATIVE KV_LAYOUT_HND KV_LAYOUT_NHD
         KV_POOL_ELASTIC KV_POOL_THREAD_SAFE KV_POOL_DEBUG KV_POOL_HOST_FENCES
         KV_SEQ_GATHER_STATISTICS KV_DTYPE_F32 KV_DTYPE_F16 KV_DTYPE_BF16
@@ -163,7 +167,8 @@ fn constants_have_the_values_of_the_header() {
 #[test]
 fn every_function_of_the_library_is_declared() {
     let functions = functions! {
-        kv_attend kv_capabilities kv_compress kv_last_error kv_live_count kv_plan
+        kv_attend kv_capabilities kv_compress kv_last_error kv_live_count kv_model_apply_preset
+        kv_plan
         kv_pool_check kv_pool_create kv_pool_get_class_stats kv_pool_get_layer_stats
         kv_pool_get_stats
         kv_pool_load_statistics kv_pool_pass_fence kv_pool_release kv_pool_set_statistics

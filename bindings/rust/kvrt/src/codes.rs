@@ -90,6 +90,20 @@ codes! {
 }
 
 codes! {
+    /// Formats that go well together (`Model::with_preset`). Short windows are spared: layers with
+    /// one of at most 1,024 tokens stay in f16, or in `F32` or `Bf16` where they say so.
+    Preset: u32 {
+        /// `Int8Token`, rotated.
+        NearLossless = KV_PRESET_NEAR_LOSSLESS,
+        /// Keys `Int8Token`, values `Int4Token`, both rotated; the first two and the last two
+        /// layers that store are spared too.
+        Balanced = KV_PRESET_BALANCED,
+        /// `Int4Token`, rotated; spared as in `Balanced`.
+        Smallest = KV_PRESET_SMALLEST,
+    }
+}
+
+codes! {
     /// Which dimensions of a head a rotation pairs.
     RopeStyle: u32 {
         None = KV_ROPE_NONE,

@@ -27,14 +27,16 @@ mod tables;
 mod tensor;
 
 pub use codes::{
-    Category, CompressOutcome, Device, Format, Layout, LiveKind, LogLevel, RopeStyle, Scorer,
-    Selection,
+    Category, CompressOutcome, Device, Format, Layout, LiveKind, LogLevel, Preset, RopeStyle,
+    Scorer, Selection,
 };
 pub use config::PoolConfig;
 pub use counters::{ClassStats, Counters, LayerStats, PoolStats};
 pub use error::{Error, Result, Status};
 pub use hooks::{Hooks, Work};
-pub use library::{capabilities, live_count, plan, version, Capabilities, PlanReport, Version};
+pub use library::{
+    capabilities, live_count, plan, plan_of_layer, version, Capabilities, PlanReport, Version,
+};
 pub use model::{Layer, Model, Rope, Storage};
 pub use policy::Policy;
 pub use pool::{Pool, PoolOf, Serial, Shared, SharedPool, Threading};

@@ -54,20 +54,51 @@ report! {
         tokens_that_fit: u64,
         /// Host memory that creating the pool will allocate.
         metadata_bytes: u64,
+        /// A block's tokens of one sequence, over all layers.
+        bytes_per_block: u64,
+        /// Of that length, over all layers.
+        blocks_per_sequence: u64,
+        /// What a token adds to a sequence whose windows are full.
+        full_bytes_per_token: u64,
+        /// Of full windows, and blocks that KIVI and KVARN still keep raw.
+        constant_bytes_per_sequence: u64,
+        /// Of each of `sequences` in the config's arena.
+        tokens_that_fit_each: u64,
+        /// The config's arena over `bytes_per_token`.
+        tokens_by_bytes: u64,
+        /// The one that the last two are of.
+        layer: u32,
+        /// 0: it shares another's cache.
+        layer_bytes_per_block: u64,
+        /// Of that length.
+        layer_bytes_per_sequence: u64,
     }
 }
 
 /// Ask before you buy: `sequences` of `tokens_per_sequence` retained tokens; 0 is the config's
-/// limit. Errors: as of creating a pool, without allocating.
+/// limit. With an arena of 0 bytes it says how much memory that takes, and nothing fits. Errors: as
+/// of creating a pool.
 pub fn plan(
     config: &PoolConfig,
     model: &Model,
     sequences: u64,
     tokens_per_sequence: u64,
 ) -> Result<PlanReport> {
+    plan_of_layer(config, model, sequences, tokens_per_sequence, 0)
+}
+
+/// As `plan`, with the share of one layer.
+pub fn plan_of_layer(
+    config: &PoolConfig,
+    model: &Model,
+    sequences: u64,
+    tokens_per_sequence: u64,
+    layer: u32,
+) -> Result<PlanReport> {
     let model = model.lend()?;
     let config = config.lend(0, None);
-    let mut raw = sys::kv_plan_report { sequences, tokens_per_sequence, ..Default::default() };
+    let mut raw =
+        sys::kv_plan_report { sequences, tokens_per_sequence, layer, ..Default::default() };
     // SAFETY: config and model are valid structs whose arrays live until the call returns.
     check(unsafe { sys::kv_plan(&config, model.as_ptr(), &mut raw) })?;
     Ok(PlanReport::from(raw))

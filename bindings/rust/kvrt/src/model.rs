@@ -5,9 +5,9 @@ use std::ptr::null;
 
 use kvrt_sys as sys;
 
-use crate::error::{check_length, count_of};
+use crate::error::{check, check_length, count_of};
 use crate::raw::{flags, setters, Plain};
-use crate::{Format, Result, RopeStyle};
+use crate::{Format, Preset, Result, RopeStyle};
 
 /// How the engine rotated the keys and queries it hands over. Needed by TriAttention alone.
 #[derive(Clone, Debug)]
@@ -224,6 +224,24 @@ fn pointer<T>(part: &Option<T>) -> *const T {
     part.as_ref().map_or(null(), |part| part)
 }
 
+/// Takes a storage from a layer that the library has written to: what was `lent`, nothing, or a
+/// constant of the library.
+fn take_back(
+    storage: &mut Option<Storage>,
+    lent: &Option<sys::kv_storage>,
+    written: *const sys::kv_storage,
+) {
+    if written == pointer(lent) {
+        return;
+    }
+    // SAFETY: null, or a constant of the library, without scales.
+    let flags = unsafe { written.as_ref() }.map(|raw| raw.flags);
+    *storage = flags.map(|flags| Storage {
+        raw: Plain(sys::kv_storage { flags, ..Default::default() }),
+        scales: None,
+    });
+}
+
 /// The layers of a model, from the first to the last.
 #[derive(Clone, Debug)]
 pub struct Model {
@@ -235,7 +253,23 @@ impl Model {
         Model { layers: layers.into() }
     }
 
-    pub(crate) fn lend(&self) -> Result<LentModel<'_>> {
+    /// The same layers with the formats and storages of a preset, whatever they had. Layers that
+    /// share another's cache stay as they are.
+    pub fn with_preset(mut self, preset: Preset) -> Result<Self> {
+        let (mut layers, parts) = self.lend_layers()?;
+        let count = count_of(&layers, "model: layers")?;
+        // SAFETY: an array of `count` valid structs, of which four fields each are written.
+        check(unsafe { sys::kv_model_apply_preset(layers.as_mut_ptr(), count, preset.code()) })?;
+        for ((layer, parts), written) in self.layers.iter_mut().zip(&parts).zip(&layers) {
+            layer.raw.0.key_format = written.key_format;
+            layer.raw.0.value_format = written.value_format;
+            take_back(&mut layer.key_storage, &parts.key_storage, written.key_storage);
+            take_back(&mut layer.value_storage, &parts.value_storage, written.value_storage);
+        }
+        Ok(self)
+    }
+
+    fn lend_layers(&self) -> Result<(Vec<sys::kv_layer>, Vec<LayerParts>)> {
         let parts = self.layers.iter().map(Layer::lend_parts).collect::<Result<Vec<_>>>()?;
         let layers = self
             .layers
@@ -243,6 +277,11 @@ impl Model {
             .zip(&parts)
             .map(|(layer, parts)| layer.lend(parts))
             .collect::<Result<Vec<_>>>()?;
+        Ok((layers, parts))
+    }
+
+    pub(crate) fn lend(&self) -> Result<LentModel<'_>> {
+        let (layers, parts) = self.lend_layers()?;
         let raw = sys::kv_model {
             layers: layers.as_ptr(),
             layer_count: count_of(&layers, "model: layers")?,

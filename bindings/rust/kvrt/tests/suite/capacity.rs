@@ -4,7 +4,7 @@ use std::alloc::{GlobalAlloc, Layout, System};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::Arc;
 
-use kvrt::{Category, Error, Hooks, Pool, PoolConfig, ReserveReport, Sequence, Status};
+use kvrt::{Category, Error, Format, Hooks, Pool, PoolConfig, ReserveReport, Sequence, Status};
 
 use crate::common::*;
 
@@ -108,7 +108,34 @@ fn a_plan_says_what_a_pool_will_hold() {
     assert_eq!(pool.counters().pool().unwrap().metadata_bytes, plan.metadata_bytes);
     let defaults = kvrt::plan(&config, &model(3), 0, 0).unwrap();
     assert_eq!((defaults.sequences, defaults.tokens_per_sequence), (4, 8192));
-    assert_error(kvrt::plan(&PoolConfig::new(0), &model(1), 0, 0), Status::INVALID, "arena_bytes");
+    assert_eq!(plan.tokens_that_fit_each, SLAB_BLOCKS / 30 * 16);
+    assert_eq!(plan.tokens_by_bytes, (2 << 20) / (3 * BLOCK_BYTES / 16));
+    assert_eq!((plan.bytes_per_block, plan.blocks_per_sequence), (3 * BLOCK_BYTES, 21));
+    assert_error(kvrt::plan(&PoolConfig::new(1), &model(1), 0, 0), Status::INVALID, "arena_bytes");
+}
+
+#[test]
+fn a_plan_without_an_arena_says_how_large_it_must_be() {
+    let _session = Session::new();
+    let layer = || SHAPE.layer().key_format(Format::F32);
+    let layers = [layer(), layer().window(32), layer().shares_cache_of(0)];
+    let model = kvrt::Model::new(layers);
+    // The window's 32 tokens touch up to 3 blocks.
+    let plan = kvrt::plan(&PoolConfig::new(0), &model, 1000, 1000).unwrap();
+    assert_eq!(plan.bytes_per_sequence, (63 + 3) * BLOCK_BYTES);
+    assert_eq!(plan.arena_bytes_needed, (66 * 1000u64).div_ceil(SLAB_BLOCKS) << 21);
+    assert_eq!((plan.sequences_that_fit, plan.tokens_that_fit), (0, 0));
+    assert_eq!((plan.tokens_that_fit_each, plan.tokens_by_bytes), (0, 0));
+    assert_eq!(plan.full_bytes_per_token, BLOCK_BYTES / 16);
+    assert_eq!(plan.constant_bytes_per_sequence, 3 * BLOCK_BYTES);
+    for (layer, blocks) in [(0, 63), (1, 3), (2, 0)] {
+        let plan = kvrt::plan_of_layer(&PoolConfig::new(0), &model, 1, 1000, layer).unwrap();
+        assert_eq!(plan.layer, layer);
+        assert_eq!(plan.layer_bytes_per_sequence, blocks * BLOCK_BYTES);
+        assert_eq!(plan.layer_bytes_per_block, if layer == 2 { 0 } else { BLOCK_BYTES });
+    }
+    let outcome = kvrt::plan_of_layer(&PoolConfig::new(0), &model, 1, 1000, 3);
+    assert_error(outcome, Status::INVALID, "layer 3");
 }
 
 #[test]

@@ -1,7 +1,7 @@
 //! Formats of codes and scales: attention near the formula, sizes, records as llama.cpp has them,
 //! static scales and what exceeds them.
 
-use kvrt::{Format, Layer, Layout, Model, Pool, Status, Storage, TableBuffers};
+use kvrt::{Format, Layer, Layout, Model, Pool, Preset, Status, Storage, TableBuffers};
 
 use crate::common::*;
 
@@ -72,6 +72,59 @@ fn a_token_takes_the_bytes_of_its_format() {
         let plan = kvrt::plan(&config(), &model, 1, 16).unwrap();
         assert_eq!(plan.bytes_per_token, 2 * (bytes + 128), "{format:?}");
     }
+}
+
+#[test]
+fn presets_spare_short_windows_and_the_ends() {
+    let _session = Session::new();
+    // Keys and values of 2 heads with 64 channels: f16 256 each, int8 2 * 68, int4 2 * 36.
+    const F16: u64 = 512;
+    let mut layers = vec![Layer::new(4, 2, 64); 8];
+    layers[0] = layers[0].clone().key_format(Format::F32);
+    layers[3] = layers[3].clone().window(1024);
+    layers[4] = layers[4].clone().key_storage(Storage::new().scales([0.5]));
+    layers[7] = layers[7].clone().shares_cache_of(4);
+    for (preset, bytes, ends) in [
+        (Preset::NearLossless, 272, false),
+        (Preset::Balanced, 208, true),
+        (Preset::Smallest, 144, true),
+    ] {
+        let model = Model::new(layers.clone()).with_preset(preset).unwrap();
+        for layer in 0..8 {
+            let plan = kvrt::plan_of_layer(&config(), &model, 1, 16, layer).unwrap();
+            let expected = match layer {
+                7 => 0,
+                3 => F16,
+                0 if ends => 2 * F16,
+                1 | 5 | 6 if ends => F16,
+                _ => bytes,
+            };
+            assert_eq!(plan.layer_bytes_per_block, 16 * expected, "{preset:?}, layer {layer}");
+        }
+        Pool::create(&config(), &model).unwrap();
+    }
+    let outcome = Model::new(layers).with_preset(Preset::from(9));
+    assert_error(outcome, Status::UNSUPPORTED, "preset 9");
+    assert_error(Model::new([]).with_preset(Preset::Balanced), Status::INVALID, "layer_count");
+}
+
+#[test]
+fn a_preset_is_the_same_layers_written_by_hand() {
+    let _session = Session::new();
+    let text = Text::new(SHAPE, 1, TOKENS, 203);
+    let outputs = |model: &Model| {
+        let pool = Pool::create(&config(), model).unwrap();
+        let sequence = sequence(&pool);
+        text.run(&pool, sequence, 0..TOKENS)
+    };
+    let by_hand = |rotate| {
+        let storage = Storage::new().rotate(rotate);
+        let layer = SHAPE.layer().key_format(Format::Int8Token).key_storage(storage.clone());
+        Model::new([layer.value_format(Format::Int8Token).value_storage(storage)])
+    };
+    let preset = Model::new([SHAPE.layer()]).with_preset(Preset::NearLossless).unwrap();
+    assert!(outputs(&preset) == outputs(&by_hand(true)));
+    assert!(outputs(&preset) != outputs(&by_hand(false)));
 }
 
 #[test]
