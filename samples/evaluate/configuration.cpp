@@ -32,6 +32,12 @@ constexpr named_format formats[] = {
     {"q4_1", {KV_FORMAT_Q4_1}},
     {"nvfp4", {KV_FORMAT_NVFP4}},
     {"mxfp4", {KV_FORMAT_MXFP4}},
+    {"kivi4", {KV_FORMAT_KIVI4}},
+    {"kivi2", {KV_FORMAT_KIVI2}},
+    {"kvarn4", {KV_FORMAT_KVARN4}},
+    {"kvarn2", {KV_FORMAT_KVARN2}},
+    {"turbo4", {KV_FORMAT_TURBO4}},
+    {"turbo3", {KV_FORMAT_TURBO3}},
 };
 
 outcome<operand_storage> parse_operand(std::string_view text) {
