@@ -227,7 +227,7 @@ TEST_CASE("presets: what is refused changes no layer") {
     CHECK(old.get()->key_format == KV_FORMAT_DEFAULT);
 
     // The last layer is wrong: the first one is not written either.
-    model.layers[9].struct_size += 8;
+    model.layers[9].struct_size -= 8;
     std::vector<kv_layer> before = model.layers;
     REFUSES(nothing, KV_INVALID, "layer 9: struct_size", model.apply(balanced));
     CHECK(unchanged(before));
