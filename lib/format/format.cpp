@@ -25,10 +25,11 @@ struct role_formats {
 constexpr role_formats both(const format_description& format) { return {&format, &format}; }
 
 const role_formats formats[] = {
-    both(f32_format),      both(f16_format),       both(bf16_format),       both(fp8_e4m3_format),
-    both(fp8_e5m2_format), both(fp8_token_format), both(int8_token_format), both(int4_token_format),
-    both(q8_0_format),     both(q4_0_format),      both(q4_1_format),       both(nvfp4_format),
-    both(mxfp4_format),
+    both(f32_format),        both(f16_format),           both(bf16_format),
+    both(fp8_e4m3_format),   both(fp8_e5m2_format),      both(fp8_token_format),
+    both(int8_token_format), both(int4_token_format),    both(q8_0_format),
+    both(q4_0_format),       both(q4_1_format),          both(nvfp4_format),
+    both(mxfp4_format),      {&affine4_format, nullptr},
 };
 
 }  // namespace

@@ -15,5 +15,6 @@ extern const format_description q4_0_format;
 extern const format_description q4_1_format;
 extern const format_description nvfp4_format;
 extern const format_description mxfp4_format;
+extern const format_description affine4_format;
 
 }  // namespace kvrt
