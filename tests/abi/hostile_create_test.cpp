@@ -65,7 +65,8 @@ TEST_CASE("kv_capabilities") {
                           [](kv_capabilities_report* report) { return kv_capabilities(report); });
     kv_capabilities_report report = KV_INIT(kv_capabilities_report);
     ACCEPTS(kv_capabilities(&report));
-    CHECK(report.formats == ((1u << (KV_FORMAT_MXFP4 + 1)) - 1 - (1u << KV_FORMAT_DEFAULT)));
+    CHECK(report.formats == ((1u << (KV_FORMAT_MXFP4 + 1)) - 1 - (1u << KV_FORMAT_DEFAULT) +
+                             (1u << KV_FORMAT_AFFINE4)));
     CHECK(report.devices == 1u << KV_DEVICE_CPU);
     CHECK(report.layouts == 7);
     CHECK(report.scorers == (1u << KV_SCORER_TRIATTENTION | 1u << KV_SCORER_STREAMING |
