@@ -30,8 +30,8 @@ struct hasher {
 uint64_t operand_identity(const operand_layout& operand, uint32_t kv_heads,
                           const rope_description& rope) {
     hasher hash;
-    for (const uint32_t field :
-         {version, operand.format->id, kv_heads, operand.dim, operand.rotated ? 1u : 0u}) {
+    for (const uint32_t field : {version, operand.format->id, kv_heads, operand.dim,
+                                 operand.tile_tokens, operand.rotated ? 1u : 0u}) {
         hash.put(field);
     }
     const uint64_t channels = uint64_t{kv_heads} * operand.dim;

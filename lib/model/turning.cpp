@@ -80,6 +80,7 @@ status make_turnings(host_allocator& allocator, model_geometry& model) {
         } else {
             lane.layout.keys.turning = model.lanes[firsts[i]].layout.keys.turning;
         }
+        lane.sealed_layout.keys.turning = lane.layout.keys.turning;
     }
     return KV_OK;
 }

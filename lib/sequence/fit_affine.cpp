@@ -57,7 +57,8 @@ slot_range slots_to_fit(const slot_positions& positions, const position_range& w
 /// Whether all means and scales are finite.
 bool fit_head(const cache& store, const sequence& source, const affine_fit& fit, uint32_t head) {
     const lane_geometry& lane = store.model.lanes[fit.lane];
-    const operand_layout& keys = lane.layout.keys;
+    const uint32_t dim = lane.layout.keys.dim, block_tokens = lane.layout.block_tokens;
+    const uint32_t sealed = source.lanes[fit.lane].sealed_blocks;
     const rope_description& rope = store.model.layers[lane.layer].rope;
     const slot_positions positions = positions_of(store, source, fit.lane, head);
     const slot_range range = slots_to_fit(positions, fit.positions);
@@ -66,20 +67,21 @@ bool fit_head(const cache& store, const sequence& source, const affine_fit& fit,
     double row[widest_row];
     for (uint32_t slot = range.first; slot < range.end; ++slot) {
         const uint64_t position = positions.at(slot);
-        const uint32_t block_tokens = lane.layout.block_tokens;
-        read_row(keys, block_address(store.blocks.arena(), positions.blocks[slot / block_tokens]),
+        const uint32_t block = slot / block_tokens;
+        const operand_layout& keys = (block < sealed ? lane.sealed_layout : lane.layout).keys;
+        read_row(keys, block_address(store.blocks.arena(), positions.blocks[block]),
                  slot % block_tokens, head, static_cast<uint32_t>(position), key);
-        turn_back(rope, position, key, keys.dim, row);
-        moments.add(row, keys.dim);
+        turn_back(rope, position, key, dim, row);
+        moments.add(row, dim);
     }
     const double count = static_cast<double>(moments.count);
     double variance = 0;
-    for (uint32_t i = 0; i < keys.dim; ++i) variance += moments.squares[i] / count / keys.dim;
+    for (uint32_t i = 0; i < dim; ++i) variance += moments.squares[i] / count / dim;
     const double least = variance == 0 ? 1.0 : least_share * std::sqrt(variance);
-    float* means = fit.means + uint64_t{head} * keys.dim;
-    float* scales = fit.scales + uint64_t{head} * keys.dim;
+    float* means = fit.means + uint64_t{head} * dim;
+    float* scales = fit.scales + uint64_t{head} * dim;
     bool finite = true;
-    for (uint32_t i = 0; i < keys.dim; ++i) {
+    for (uint32_t i = 0; i < dim; ++i) {
         const double deviation = std::sqrt(moments.squares[i] / count);
         means[i] = static_cast<float>(moments.means[i]);
         scales[i] = static_cast<float>(std::sqrt(std::max(deviation, least)));
