@@ -32,6 +32,7 @@ constexpr named_format formats[] = {
     {"q4_1", {KV_FORMAT_Q4_1}},
     {"nvfp4", {KV_FORMAT_NVFP4}},
     {"mxfp4", {KV_FORMAT_MXFP4}},
+    {"affine4", {KV_FORMAT_AFFINE4}},
 };
 
 outcome<operand_storage> parse_operand(std::string_view text) {
@@ -58,6 +59,7 @@ const std::string_view default_configurations =
     "nvfp4+rotate,mxfp4+rotate,"
     "q8_0/q4_0,q4_0/q8_0,int8_token/int4_token,int8_token+rotate/int4_token+rotate,"
     "int8_token+rotate/q4_1+rotate,int8_token/nvfp4,"
+    "affine4/f16,affine4/q4_1,affine4/int8_token,"
     "int4_token+rotate@2,q4_1+rotate@2";
 
 std::string format_names() {
@@ -98,6 +100,9 @@ outcome<configuration> parse_configuration(std::string_view text) {
             return wrong(values.message());
         }
         read.storage.values = *values;
+    }
+    if (generate::takes_key_channels(read.storage.values)) {
+        return wrong("affine4 is for keys alone: name a format of values behind a /");
     }
     return read;
 }
