@@ -226,6 +226,27 @@ std::vector<double> attend_by_definition(const live_pool& pool, const layer_chan
     return out;
 }
 
+/// The last slots hold the step's keys, as exactly as 4 bits can.
+void check_keys(const live_pool& pool, const layer_channels& channels, const stored_rows& stored,
+                const rows_of_layer& step, uint32_t rows) {
+    const uint32_t dim = pool.shape.dim;
+    for (uint32_t head = 0; head < kv_heads; ++head) {
+        double off = 0, size = 0;
+        const std::size_t first = stored.records[head].size() - rows;
+        for (uint32_t r = 0; r < rows; ++r) {
+            const std::vector<double> back =
+                decode_affine(stored.records[head][first + r].data(), channels.heads[head],
+                              pool.shape.rope, stored.positions[head][first + r]);
+            for (uint32_t i = 0; i < dim; ++i) {
+                const double key = double{step.keys[(r * kv_heads + head) * dim + i]};
+                off += (back[i] - key) * (back[i] - key);
+                size += key * key;
+            }
+        }
+        CHECK(std::sqrt(off / size) < 0.15);
+    }
+}
+
 /// A step of `rows` tokens; its output is compared with the definition.
 stored_rows run_step(const live_pool& pool, const layer_channels& channels, uint32_t rows,
                      std::mt19937& random) {
@@ -247,6 +268,7 @@ stored_rows run_step(const live_pool& pool, const layer_channels& channels, uint
     stored_rows stored;
     if (pool.shape.key_format == KV_FORMAT_AFFINE4) {
         stored = read_arena(step);
+        check_keys(pool, channels, stored, drawn, rows);
         const std::vector<double> expected =
             attend_by_definition(pool, channels, stored, drawn, first, rows);
         double off = 0, size = 0;
