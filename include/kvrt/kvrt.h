@@ -182,8 +182,9 @@ enum {
     KV_FORMAT_KVARN2 = 17,
     KV_FORMAT_TURBO4 = 18, /* rotated; keys: norm and 16 levels of a normal distribution; values: */
     KV_FORMAT_TURBO3 = 19, /* a scale and a minimum per token and head (2504.19874); 3: 8 levels */
-    KV_FORMAT_AFFINE4 = 20 /* keys alone: turned back to before rotation, less a constant mean and
-                              divided by a constant scale per channel, then as Q4_1 */
+    KV_FORMAT_AFFINE4 = 20 /* keys alone: turned back to before rotation (kv_rope must be told),
+                              less a constant mean and divided by a constant scale per channel
+                              (kv_storage), spread by Hadamard's matrix, then as Q4_1 */
 };
 
 enum {
@@ -195,18 +196,30 @@ enum {
 };
 
 /* What the keys or the values of a layer are stored with, besides their format. Scales matter for
- * FP8_E4M3, FP8_E5M2 and NVFP4 only (NVFP4 takes 1.0 where none are given). */
+ * FP8_E4M3, FP8_E5M2 and NVFP4 only (NVFP4 takes 1.0 where none are given).
+ *
+ * AFFINE4 needs a mean and a scale per KV head and channel of keys before rotation, and no other
+ * format takes them. kv_seq_fit_affine measures them. They are constants of the model, like its
+ * weights: measured once, on text of its own, and the same in every pool and process that exchanges
+ * bytes. A pool does not measure them on what it happens to see first: the bytes of a prompt would
+ * depend on which request came first, so that a prefix could not be shared or kept, and an unlucky
+ * first request would spoil all that follow. */
 typedef struct kv_storage {
     uint32_t struct_size, flags; /* KV_STORAGE_* */
     const void *next;
     const float *scales;  /* [scale_count], finite and positive, copied */
     uint32_t scale_count; /* 1: of the layer; kv_heads: one each */
     uint32_t reserved0;
+    const float *channel_means;  /* [channel_heads, channel_dim], finite, copied */
+    const float *channel_scales; /* the same; finite and positive */
+    uint32_t channel_heads;      /* kv_heads */
+    uint32_t channel_dim;        /* key_dim */
 } kv_storage;
 
 enum { KV_ROPE_NONE = 0, KV_ROPE_HALF = 1, KV_ROPE_INTERLEAVED = 2 };
 
-/* How the engine rotated the keys and queries it hands over. Needed by TriAttention alone.
+/* How the engine rotated the keys and queries it hands over. Needed by TriAttention, and by keys in
+ * AFFINE4, where style NONE must be said too.
  * HALF pairs dimension i with i + dimensions/2 (Llama, Qwen); INTERLEAVED pairs 2i with 2i+1. */
 typedef struct kv_rope {
     uint32_t struct_size, flags;
@@ -578,6 +591,10 @@ typedef struct kv_tables {
     int64_t sealed_block_bytes;
     int64_t sealed_key_offset, sealed_value_offset;
     int64_t sealed_key_head_bytes, sealed_value_head_bytes;
+    /* Hashes of what the bytes of a row depend on besides the row: format, dimensions, rotation,
+       static scales, channel constants and (AFFINE4) kv_rope. Where they are equal, rows of one
+       pool can be read in the other. They belong in the key of a prefix that is kept elsewhere. */
+    uint64_t key_identity, value_identity;
 } kv_tables;
 
 /* Valid from kv_step_reserve until the step's fence. A layer that shares another's cache exports
@@ -748,6 +765,33 @@ KV_API KV_MUST_CHECK kv_status kv_seq_get_statistics(kv_pool *pool, kv_seq seq,
  * Errors: IO, CORRUPT (also: another geometry or rotation), STALE, INVALID. Threads: external. */
 KV_API KV_MUST_CHECK kv_status kv_seq_save_statistics(kv_pool *pool, kv_seq seq, const char *path);
 KV_API KV_MUST_CHECK kv_status kv_pool_load_statistics(kv_pool *pool, const char *path);
+
+/* The constants of AFFINE4 for one layer, from keys that a sequence holds. An engine reads some
+ * text with a pool that stores keys in f16, fits every layer, keeps the numbers with the model, and
+ * creates its pools with them (kv_storage). Some hundred tokens suffice; texts of the kind that
+ * will be read are best. */
+typedef struct kv_affine_fit {
+    uint32_t struct_size, flags;
+    const void *next;
+    uint32_t layer;    /* in */
+    uint32_t kv_heads; /* in: the layer's, */
+    uint32_t key_dim;  /* in: as the sizes of the arrays */
+    uint32_t reserved0;
+    uint64_t first_position; /* in: tokens before it are left out */
+    uint64_t tokens;         /* in: positions from there on; 0: all */
+    float *channel_means;    /* out: [kv_heads, key_dim] */
+    float *channel_scales;   /* out: the same */
+    uint64_t tokens_used;    /* out: of the KV head that holds the fewest, also on KV_LIMIT */
+    uint64_t identity;       /* out: key_identity (kv_tables) of a layer stored with them */
+} kv_affine_fit;
+
+/* Means are those of the retained keys, turned back to before rotation; a scale is the square root
+ * of the standard deviation (errors grow with the scale, and with the spread that it leaves: their
+ * sum over the channels is least there), of at least 1/64 of the head's, so that a channel that
+ * does not vary has one too. Sums are in double. A layer that shares another's cache shows its
+ * owner's. After an error the arrays hold nothing of use. Errors: INVALID (no kv_rope; keys that
+ * are not finite), STALE, LIMIT (fewer than 64 tokens). Threads: external. */
+KV_API KV_MUST_CHECK kv_status kv_seq_fit_affine(kv_pool *pool, kv_seq seq, kv_affine_fit *fit);
 
 /* ---- 12. Counters, capacity, capabilities ------------------------------------------------- */
 

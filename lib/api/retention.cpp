@@ -4,6 +4,7 @@
 #include <initializer_list>
 
 #include "api/handles.hpp"
+#include "sequence/fit_affine.hpp"
 
 namespace kvrt {
 
@@ -194,6 +195,39 @@ status load(kv_pool& pool, const char* path) {
     return KV_OK;
 }
 
+status fit(kv_pool& pool, const sequence& source, kv_affine_fit* user) {
+    kv_affine_fit local;
+    KVRT_TRY(adopt(user, 0, "fit (kv_affine_fit)", local));
+    const model_geometry& model = pool.store.model;
+    if (local.layer >= model.layers.size()) {
+        return fail(KV_INVALID, "fit: layer {} of a model of {} layers", local.layer,
+                    model.layers.size());
+    }
+    affine_fit wanted;
+    wanted.lane = model.layers[local.layer].lane;
+    const lane_geometry& lane = model.lanes[wanted.lane];
+    if (local.kv_heads != lane.kv_heads || local.key_dim != lane.layout.keys.dim) {
+        return fail(KV_INVALID, "fit: arrays of [{}, {}], layer {} has [{}, {}]", local.kv_heads,
+                    local.key_dim, local.layer, lane.kv_heads, lane.layout.keys.dim);
+    }
+    if (local.channel_means == nullptr || local.channel_scales == nullptr) {
+        return fail(KV_INVALID, "fit: channel_means and channel_scales must be set");
+    }
+    if (!model.layers[lane.layer].rope_known) {
+        return fail(KV_INVALID,
+                    "fit: layer {} has no kv_rope: say KV_ROPE_NONE if keys are not rotated",
+                    lane.layer);
+    }
+    wanted.positions = {local.first_position, local.tokens != 0 ? local.tokens : ~uint64_t{0}};
+    wanted.means = local.channel_means;
+    wanted.scales = local.channel_scales;
+    const status verdict = fit_affine(pool.store, source, wanted);
+    local.tokens_used = wanted.tokens_used;
+    local.identity = wanted.identity;
+    if (verdict == KV_OK || verdict == KV_LIMIT) deliver(local, user);
+    return verdict;
+}
+
 }  // namespace
 
 }  // namespace kvrt
@@ -238,6 +272,13 @@ kv_status kv_seq_save_statistics(kv_pool* pool, kv_seq seq, const char* path) {
 
 kv_status kv_pool_load_statistics(kv_pool* pool, const char* path) {
     return call_pool(pool, [&] { return load(*pool, path); });
+}
+
+kv_status kv_seq_fit_affine(kv_pool* pool, kv_seq seq, kv_affine_fit* wanted) {
+    return call_pool(pool, [&] {
+        return with_sequence(*pool, seq,
+                             [&](sequence& source) { return fit(*pool, source, wanted); });
+    });
 }
 
 }  // extern "C"

@@ -207,16 +207,27 @@ void run_unit(const attend_call& call, const wave& in, uint32_t unit) {
     }
 }
 
+uint64_t position_of(const attend_item& item, const lane_positions& positions, uint32_t kv_head,
+                     uint32_t slot) {
+    return slot >= item.explicit_slots ? item.next_position - (item.slots - slot)
+                                       : positions.of(item.blocks, slot, kv_head);
+}
+
 }  // namespace
+
+void positions_of_slots(const attend_call& call, const attend_item& item, uint32_t kv_head,
+                        uint32_t first, uint32_t count, uint32_t* out) {
+    const lane_positions positions = call.positions_of(item);
+    for (uint32_t i = 0; i < count; ++i) {
+        out[i] = static_cast<uint32_t>(position_of(item, positions, kv_head, first + i));
+    }
+}
 
 void relative_positions(const attend_call& call, const attend_item& item, uint32_t kv_head,
                         uint32_t first, uint32_t count, uint64_t origin, float* out) {
     const lane_positions positions = call.positions_of(item);
     for (uint32_t i = 0; i < count; ++i) {
-        const uint32_t slot = first + i;
-        const uint64_t position = slot >= item.explicit_slots
-                                      ? item.next_position - (item.slots - slot)
-                                      : positions.of(item.blocks, slot, kv_head);
+        const uint64_t position = position_of(item, positions, kv_head, first + i);
         out[i] = static_cast<float>(static_cast<int64_t>(position) - static_cast<int64_t>(origin));
     }
 }

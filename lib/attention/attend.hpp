@@ -49,7 +49,8 @@ struct attend_item {
 struct attend_call {
     const attend_layer* layer = nullptr;
     const std::byte* arena = nullptr;
-    position_store positions;  ///< read for ALiBi with explicit slots only
+    position_store positions;  ///< read of explicit slots, for ALiBi and key formats that
+                               ///< need positions
     position_store sealed_positions;
     const attend_item* items = nullptr;
     uint32_t item_count = 0;

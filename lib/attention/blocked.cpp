@@ -240,10 +240,15 @@ void decode_rows(const attend_piece& piece, const operand_layout& operand, uint3
         }
         return;
     }
-    const row_constants constants = operand.constants(head);
+    row_constants constants = operand.constants(head);
+    uint32_t positions[slot_group] = {};
+    if (operand.format->needs_positions) {
+        positions_of_slots(*piece.call, *piece.item, head, slot, count, positions);
+    }
     alignas(record_word) std::byte record[most_record_bytes];
     for (uint32_t s = 0; s < count; ++s) {
         gather_record(operand, block, place + s, head, record);
+        constants.position = positions[s];
         operand.format->decode(record, operand.dim, constants, rows + s * stride);
     }
 }

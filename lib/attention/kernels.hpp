@@ -91,7 +91,11 @@ inline seen_slots slots_seen(const attend_layer& layer, const attend_item& item,
 void join_pieces(const attend_call& call, const partial_softmax& first, uint64_t stride,
                  uint32_t pieces, uint32_t index, uint32_t row, uint32_t head);
 
-/// Position of slots [first, first + count) for a KV head, minus `origin`, as f32.
+/// Position of slots [first, first + count) for a KV head.
+void positions_of_slots(const attend_call& call, const attend_item& item, uint32_t kv_head,
+                        uint32_t first, uint32_t count, uint32_t* out);
+
+/// The same, minus `origin`, as f32.
 void relative_positions(const attend_call& call, const attend_item& item, uint32_t kv_head,
                         uint32_t first, uint32_t count, uint64_t origin, float* out);
 

@@ -36,7 +36,9 @@ struct row_of_item {
         const operand_layout& operand =
             (sealed ? call.layer->sealed_layout : call.layer->layout).*which;
         const std::byte* block = block_address(call.arena, item.blocks[slot / block_tokens]);
-        read_row(operand, block, slot % block_tokens, kv_head(), row_buffer);
+        const uint64_t place = operand.format->needs_positions ? position_of(slot) : 0;
+        read_row(operand, block, slot % block_tokens, kv_head(), static_cast<uint32_t>(place),
+                 row_buffer);
         return row_buffer;
     }
 

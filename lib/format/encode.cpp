@@ -29,6 +29,7 @@ struct write_piece {
     uint32_t first_slot = 0;  // in the block
     int64_t first_row = 0;
     uint32_t rows = 0;
+    uint32_t first_position = 0;
 };
 
 // One row of one head, dense in the storage type. Returns it where it lies when it is already so.
@@ -149,9 +150,10 @@ void write_records(const operand_layout& layout, uint32_t heads, const tensor_vi
     const uint32_t* words[slot_group];
     for (uint32_t r = 0; r < slot_group; ++r) words[r] = records[r];
     for (uint32_t head = 0; head < heads; ++head) {
-        const row_constants constants = layout.constants(head);
+        row_constants constants = layout.constants(head);
         uint32_t beyond = 0;
         for (uint32_t r = 0; r < piece.rows; ++r) {
+            constants.position = piece.first_position + r;
             load_row<from>(layout, tensor, piece.first_row + r, head, row);
             records[r][record_words - 1] = 0;  // padding
             beyond += layout.format->encode(row, layout.dim, constants,
@@ -227,6 +229,7 @@ void write_stripe(const tile_layout& layout, std::byte* arena, const write_item*
                 piece.first_slot = slot % layout.block_tokens;
                 piece.first_row = int64_t{item.first_row} + row;
                 piece.rows = rows;
+                piece.first_position = item.first_position + row;
                 write_tensor(layout.keys, layout.kv_heads, keys, piece, saturated.keys);
                 write_tensor(layout.values, layout.kv_heads, values, piece, saturated.values);
             }

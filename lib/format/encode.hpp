@@ -13,6 +13,7 @@ struct write_item {
     uint32_t first_slot = 0;
     uint32_t first_row = 0;
     uint32_t rows = 0;
+    uint32_t first_position = 0;  ///< of first_row; the others follow
 };
 
 /// How many elements saturated, by KV head; null where nobody counts.

@@ -44,6 +44,7 @@ const role_formats formats[] = {
     {&kvarn2_key_format, &kvarn2_value_format},
     {&turbo4_key_format, &turbo4_value_format},
     {&turbo3_key_format, &turbo3_value_format},
+    {&affine4_format, nullptr},
 };
 
 }  // namespace

@@ -19,6 +19,7 @@
 #include <cstdint>
 
 #include "format/element.hpp"
+#include "format/position_rotation.hpp"
 #include "kvrt/kvrt.h"
 
 namespace kvrt {
@@ -28,11 +29,14 @@ inline constexpr uint32_t widest_row = 256;  ///< dimensions of a head
 inline constexpr uint32_t most_record_bytes = 2 * widest_row;
 inline constexpr uint32_t most_tile_tokens = 128;
 
-/// What a lane's operand is stored with, besides what each token brings; the same for its lifetime.
+/// What a row is stored with, besides its own numbers: constants of the lane, the same for its
+/// lifetime, and where the token stands, which never changes either.
 struct row_constants {
     float scale = 1.0f;                   ///< static scale of this head (fp8), or of the layer
     const float* channel_mean = nullptr;  ///< [dim] of this head (affine formats)
     const float* channel_scale = nullptr;
+    const position_rotation* turning = nullptr;  ///< formats that need positions: how keys turn
+    uint32_t position = 0;                       ///< theirs too: where the row's token stands
 };
 
 /// Encodes a row of `dim` finite or other numbers; returns how many of them saturated.
@@ -80,6 +84,8 @@ struct format_description {
     bool takes_scales = false;          ///< static ones have a meaning
     bool needs_scales = false;          ///< and must be given
     bool always_rotated = false;        ///< rows come in the basis of rotation.hpp, asked or not
+    bool needs_channels = false;        ///< a mean and a scale per head and channel
+    bool needs_positions = false;       ///< and how keys are turned by them
     bool inline_form = false;           ///< groups have a foreign form: metadata, then codes
     code_reading reading = {};
     encode_record encode = nullptr;  ///< not of plain ones

@@ -15,6 +15,7 @@ extern const format_description q4_0_format;
 extern const format_description q4_1_format;
 extern const format_description nvfp4_format;
 extern const format_description mxfp4_format;
+extern const format_description affine4_format;
 
 // By role.
 extern const format_description kivi4_key_format, kivi4_value_format;

@@ -24,7 +24,7 @@ void gather_record(const operand_layout& operand, const std::byte* block, uint32
 }
 
 void read_row(const operand_layout& operand, const std::byte* block, uint32_t slot, uint32_t head,
-              float* row) {
+              uint32_t position, float* row) {
     if (operand.plain()) {
         for (uint32_t i = 0; i < operand.dim; ++i) {
             row[i] = load_element(block + operand.at(slot, head, i), operand.type);
@@ -34,7 +34,9 @@ void read_row(const operand_layout& operand, const std::byte* block, uint32_t sl
     } else {
         alignas(record_word) std::byte record[most_record_bytes];
         gather_record(operand, block, slot, head, record);
-        operand.format->decode(record, operand.dim, operand.constants(head), row);
+        row_constants constants = operand.constants(head);
+        constants.position = position;
+        operand.format->decode(record, operand.dim, constants, row);
     }
     if (operand.rotated) rotate_row(row, operand.dim);
 }

@@ -10,8 +10,9 @@ namespace kvrt {
 void gather_record(const operand_layout& operand, const std::byte* block, uint32_t slot,
                    uint32_t head, std::byte* record);
 
-/// The row of [slot, head] as f32, in the basis it was written in.
+/// The row of [slot, head] as f32, in the basis it was written in. `position` of its token matters
+/// where the format needs positions.
 void read_row(const operand_layout& operand, const std::byte* block, uint32_t slot, uint32_t head,
-              float* row);
+              uint32_t position, float* row);
 
 }  // namespace kvrt

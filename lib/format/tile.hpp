@@ -45,6 +45,7 @@ struct operand_layout {
     const float* scales = nullptr;         ///< [kv_heads]
     const float* channel_means = nullptr;  ///< [kv_heads][dim]
     const float* channel_scales = nullptr;
+    const position_rotation* turning = nullptr;
     bool rotated = false;      ///< records hold rows in the basis of rotation.hpp
     bool inline_form = false;  ///< records lie in their foreign form
 
@@ -53,14 +54,17 @@ struct operand_layout {
         scales = other.scales;
         channel_means = other.channel_means;
         channel_scales = other.channel_scales;
+        turning = other.turning;
         rotated = other.rotated;
     }
 
     bool plain() const { return format->kind == format_class::plain; }
     bool tiled() const { return format->kind == format_class::tile_local; }
     uint32_t row_bytes() const { return words * word_bytes; }
+    /// Where the format needs positions, the row's own is to be filled in.
     row_constants constants(uint32_t head) const {
         row_constants made;
+        made.turning = turning;
         if (scales != nullptr) made.scale = scales[head];
         if (channel_means != nullptr) {
             made.channel_mean = channel_means + std::size_t{head} * dim;

@@ -3,7 +3,9 @@
 #include <cmath>
 
 #include "base/sized_struct.hpp"
+#include "model/identity.hpp"
 #include "model/storage.hpp"
+#include "model/turning.hpp"
 
 namespace kvrt {
 
@@ -191,11 +193,15 @@ status describe_model(const kv_model* model_argument, uint32_t block_tokens, til
         if ((layer.flags & KV_LAYER_SHARED) == 0) {
             ++lane_count;
             head_values += 2 * uint64_t{layer.kv_heads};  // static scales, at most
+            const format_description* keys = find_format(layer.key_format, operand_role::keys);
+            if (keys != nullptr && keys->needs_channels) {
+                head_values += 2 * uint64_t{layer.kv_heads} * layer.key_dim;
+            }
         }
     }
     KVRT_TRY(out.layers.allocate(allocator, model.layer_count, "layers"));
     KVRT_TRY(out.lanes.allocate(allocator, lane_count, "lanes"));
-    KVRT_TRY(out.head_values.allocate(allocator, head_values, "sink logits, slopes and scales"));
+    KVRT_TRY(out.head_values.allocate(allocator, head_values, "constants of heads"));
 
     float* next_value = out.head_values.data();
     uint32_t next_lane = 0;
@@ -225,6 +231,12 @@ status describe_model(const kv_model* model_argument, uint32_t block_tokens, til
                                   next_value, target.alibi_slopes));
         target.rope_known = layer.rope != nullptr;
         KVRT_TRY(describe_rope(layer.rope, layer.key_dim, i, target.rope));
+    }
+    KVRT_TRY(make_turnings(allocator, out));
+    for (lane_geometry& lane : out.lanes) {
+        const rope_description& rope = out.layers[lane.layer].rope;
+        lane.key_identity = operand_identity(lane.sealed_layout.keys, lane.kv_heads, rope);
+        lane.value_identity = operand_identity(lane.sealed_layout.values, lane.kv_heads, rope);
     }
     return KV_OK;
 }

@@ -48,6 +48,8 @@ struct lane_geometry {
     /// Policies may choose its survivors: no reader of this lane masks by a window, whose edge
     /// would differ from head to head once sets of survivors do.
     bool evictable = true;
+    uint64_t key_identity = 0;  ///< model/identity.hpp
+    uint64_t value_identity = 0;
     tile_layout layout;  ///< as rows are written
     bool seals = false;  ///< what follows differs from how rows are written
     tile_layout sealed_layout;
@@ -60,8 +62,10 @@ struct model_geometry {
     host_array<lane_geometry> lanes;
     std::array<block_store::class_description, max_block_classes> classes = {};
     uint32_t class_count = 0;
-    uint32_t counters = 0;          ///< of all lanes
-    host_array<float> head_values;  ///< sink logits, ALiBi slopes and static scales of all layers
+    uint32_t counters = 0;                   ///< of all lanes
+    host_array<float> head_values;           ///< sink logits, ALiBi slopes, constants of operands
+    host_array<position_rotation> turnings;  ///< of lanes whose keys need positions; each once
+    host_array<float> turning_tables;
 
     uint32_t blocks_for(uint32_t slots) const { return ceil_divide(slots, block_tokens); }
 };

@@ -10,8 +10,9 @@ namespace kvrt {
 status resolve_format(uint32_t id, operand_role role, uint32_t layer,
                       const format_description*& out);
 
-/// Checks a storage struct (may be null) against its operand's format, and copies static scales to
-/// [next_value, + kv_heads) when the format takes any.
+/// Checks a storage struct (may be null) against its operand's format, and copies to next_value
+/// what the format takes: static scales, [kv_heads], or means and scales of channels,
+/// [kv_heads][dim] each.
 status take_storage(const kv_storage* storage, uint32_t kv_heads, const char* field, uint32_t layer,
                     float*& next_value, operand_layout& operand);
 

@@ -34,7 +34,11 @@ struct key_source {
     const std::byte* arena;
     const block_id* blocks;
     uint32_t head;
+    const slot_positions* positions;
 
+    uint32_t position(uint32_t slot) const {
+        return layout.keys.format->needs_positions ? static_cast<uint32_t>(positions->at(slot)) : 0;
+    }
     const std::byte* block(uint32_t slot) const {
         return block_address(arena, blocks[slot / layout.block_tokens]);
     }
@@ -98,7 +102,7 @@ void visit_tiles(const key_source& keys, uint32_t first_slot, uint32_t end_slot,
         return visit_rows(operand.dim, first_slot, end_slot, kernel,
                           [&](uint32_t slot, float* row) {
                               read_row(operand, keys.block(slot), slot % keys.layout.block_tokens,
-                                       keys.head, row);
+                                       keys.head, keys.position(slot), row);
                           });
     }
     const auto visit = [&](auto type) {
@@ -245,11 +249,12 @@ void score_heads(const key_source& keys, uint32_t first_slot, uint32_t end_slot,
 void triattention(const tile_layout& layout, const std::byte* arena, const block_id* blocks,
                   uint32_t first_slot, uint32_t end_slot, uint32_t kv_head,
                   const triattention_shape& shape, const rope_description& rope,
-                  const float* weights, float* scores, uint64_t score_stride) {
+                  const float* weights, float* scores, uint64_t score_stride,
+                  const slot_positions* positions) {
     constexpr decltype(&score_heads<1>) kernels[most_heads_at_once] = {
         score_heads<1>, score_heads<2>, score_heads<3>, score_heads<4>,
         score_heads<5>, score_heads<6>, score_heads<7>, score_heads<8>};
-    const key_source keys{layout, arena, blocks, kv_head};
+    const key_source keys{layout, arena, blocks, kv_head, positions};
     for (uint32_t head = 0; head < shape.group; head += most_heads_at_once) {
         const uint32_t heads = HWY_MIN(most_heads_at_once, shape.group - head);
         kernels[heads - 1](keys, first_slot, end_slot, shape, rope, weights, head, scores,
@@ -282,8 +287,9 @@ struct key_norm_kernel {
 };
 
 void key_norm(const tile_layout& layout, const std::byte* arena, const block_id* blocks,
-              uint32_t first_slot, uint32_t end_slot, uint32_t kv_head, float* scores) {
-    visit_tiles(key_source{layout, arena, blocks, kv_head}, first_slot, end_slot,
+              uint32_t first_slot, uint32_t end_slot, uint32_t kv_head, float* scores,
+              const slot_positions* positions) {
+    visit_tiles(key_source{layout, arena, blocks, kv_head, positions}, first_slot, end_slot,
                 key_norm_kernel{layout.keys.dim, scores});
 }
 
@@ -301,15 +307,18 @@ HWY_EXPORT(key_norm);
 void score_triattention(const tile_layout& layout, const std::byte* arena, const block_id* blocks,
                         uint32_t first_slot, uint32_t end_slot, uint32_t kv_head,
                         const triattention_shape& shape, const rope_description& rope,
-                        const float* weights, float* scores, uint64_t score_stride) {
+                        const float* weights, float* scores, uint64_t score_stride,
+                        const slot_positions* positions) {
     HWY_DYNAMIC_DISPATCH(triattention)
     (layout, arena, blocks, first_slot, end_slot, kv_head, shape, rope, weights, scores,
-     score_stride);
+     score_stride, positions);
 }
 
 void score_key_norm(const tile_layout& layout, const std::byte* arena, const block_id* blocks,
-                    uint32_t first_slot, uint32_t end_slot, uint32_t kv_head, float* scores) {
-    HWY_DYNAMIC_DISPATCH(key_norm)(layout, arena, blocks, first_slot, end_slot, kv_head, scores);
+                    uint32_t first_slot, uint32_t end_slot, uint32_t kv_head, float* scores,
+                    const slot_positions* positions) {
+    HWY_DYNAMIC_DISPATCH(key_norm)
+    (layout, arena, blocks, first_slot, end_slot, kv_head, scores, positions);
 }
 
 }  // namespace kvrt

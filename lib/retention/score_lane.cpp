@@ -56,10 +56,11 @@ void score_by_triattention(const round_plan& plan, uint32_t lane) {
     }
     for_each_stretch(
         plan, lane, [&](const tile_layout& layout, uint32_t head, uint32_t first, uint32_t end) {
+            const slot_positions positions = positions_of(plan.store, plan.owner, lane, head);
             score_triattention(layout, plan.store.blocks.arena(), plan.owner.lanes[lane].table,
                                first, end, head, shape, layer.rope,
                                context.weights.data() + head * context.weight_stride,
-                               lane_scores(plan, lane, head), context.slot_stride);
+                               lane_scores(plan, lane, head), context.slot_stride, &positions);
         });
     plan.store.threads.for_each(geometry.kv_heads, [&](uint32_t head) {
         float* scores = lane_scores(plan, lane, head);
@@ -114,8 +115,10 @@ void score_lane(const round_plan& plan, uint32_t lane) {
             for_each_stretch(
                 plan, lane,
                 [&](const tile_layout& layout, uint32_t head, uint32_t first, uint32_t end) {
+                    const slot_positions positions =
+                        positions_of(plan.store, plan.owner, lane, head);
                     score_key_norm(layout, plan.store.blocks.arena(), plan.owner.lanes[lane].table,
-                                   first, end, head, lane_scores(plan, lane, head));
+                                   first, end, head, lane_scores(plan, lane, head), &positions);
                 });
             return;
         default:

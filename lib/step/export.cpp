@@ -77,6 +77,8 @@ void describe(const exporter& from) {
     tables.sealed_value_offset = sealed.values.offset;
     tables.sealed_key_head_bytes = sealed.keys.tile_at(1) - sealed.keys.offset;
     tables.sealed_value_head_bytes = sealed.values.tile_at(1) - sealed.values.offset;
+    tables.key_identity = from.lane.key_identity;
+    tables.value_identity = from.lane.value_identity;
 }
 
 status check_capacities(const exporter& from) {

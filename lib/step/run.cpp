@@ -71,7 +71,8 @@ status step_write(step& target, uint32_t layer, const kv_tensor* keys, const kv_
     for (uint32_t i = 0; i < target.item_count; ++i) {
         const step_item& item = target.arrays->items[i];
         const lane_state& state = item.owner->lanes[geometry.lane];
-        target.arrays->write_items[i] = {state.table, state.slots, item.first_row, item.rows};
+        target.arrays->write_items[i] = {state.table, state.slots, item.first_row, item.rows,
+                                         static_cast<uint32_t>(item.owner->next_position)};
         item.owner->written_rows = item.rows;
     }
     write_rows(layout, store.blocks.arena(), target.arrays->write_items.data(), target.item_count,

@@ -38,6 +38,7 @@ constexpr named_format formats[] = {
     {"kvarn2", {KV_FORMAT_KVARN2}},
     {"turbo4", {KV_FORMAT_TURBO4}},
     {"turbo3", {KV_FORMAT_TURBO3}},
+    {"affine4", {KV_FORMAT_AFFINE4}},
 };
 
 outcome<operand_storage> parse_operand(std::string_view text) {
@@ -64,6 +65,7 @@ const std::string_view default_configurations =
     "nvfp4+rotate,mxfp4+rotate,"
     "q8_0/q4_0,q4_0/q8_0,int8_token/int4_token,int8_token+rotate/int4_token+rotate,"
     "int8_token+rotate/q4_1+rotate,int8_token/nvfp4,"
+    "affine4/f16,affine4/q4_1,affine4/int8_token,"
     "int4_token+rotate@2,q4_1+rotate@2";
 
 std::string format_names() {
@@ -104,6 +106,9 @@ outcome<configuration> parse_configuration(std::string_view text) {
             return wrong(values.message());
         }
         read.storage.values = *values;
+    }
+    if (generate::takes_key_channels(read.storage.values)) {
+        return wrong("affine4 is for keys alone: name a format of values behind a /");
     }
     return read;
 }

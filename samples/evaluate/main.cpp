@@ -8,6 +8,7 @@
 #include <filesystem>
 #include <memory>
 
+#include "evaluate/calibration.hpp"
 #include "evaluate/options.hpp"
 #include "evaluate/plot.hpp"
 #include "evaluate/results.hpp"
@@ -76,22 +77,41 @@ result result_of(const std::string& name, const text_scores& scores) {
     return one;
 }
 
-outcome<nothing> read_text(const generate::llama_model& model, const generate::tokenizer& words,
-                           std::string_view text, std::span<const configuration> chosen,
-                           const program_options& wanted, evaluation& done) {
-    auto tokens = words.encode(text, generate::special_tokens::as_text);
-    tokens.resize(std::min<std::size_t>(
-        tokens.size(), wanted.tokens / wanted.window * std::size_t{wanted.window}));
-    if (tokens.size() < wanted.tokens / wanted.window * std::size_t{wanted.window}) {
+using key_channels = std::vector<channel_constants>;
+
+// Tokens of the text that are read in whole windows, and those behind them that constants are
+// measured on, where a configuration needs any.
+struct text_parts {
+    std::vector<generate::token_id> scored;
+    std::vector<generate::token_id> measured;
+};
+
+outcome<text_parts> cut_text(const generate::tokenizer& words, std::string_view text,
+                             std::size_t most_measured, const program_options& wanted) {
+    const std::size_t scored = wanted.tokens / wanted.window * std::size_t{wanted.window};
+    const auto tokens = words.encode(text, generate::special_tokens::as_text);
+    if (tokens.size() < scored + most_measured) {
         return error{
-            fmt::format("the text has {} tokens, wanted are {}: give a longer text, or "
-                        "fewer --tokens",
-                        tokens.size(), wanted.tokens)};
+            fmt::format("the text has {} tokens, wanted are {}, and {} to measure constants on: "
+                        "give a longer text, or fewer --tokens",
+                        tokens.size(), scored, most_measured)};
     }
+    const auto part = [&](std::size_t first, std::size_t count) {
+        const auto begin = tokens.begin() + static_cast<std::ptrdiff_t>(first);
+        return std::vector(begin, begin + static_cast<std::ptrdiff_t>(count));
+    };
+    return text_parts{part(0, scored), part(scored, most_measured)};
+}
+
+outcome<nothing> read_text(const generate::llama_model& model, const generate::tokenizer& words,
+                           std::span<const generate::token_id> tokens,
+                           std::span<const configuration> chosen, const key_channels& channels,
+                           const program_options& wanted, evaluation& done) {
     text_options options;
     options.window = wanted.window;
     options.chunk = wanted.chunk;
     options.threads = wanted.threads;
+    options.key_channels = channels;
     if (words.begins_with_marker()) {
         options.marker = words.begin_of_text();
     }
@@ -113,7 +133,8 @@ outcome<nothing> read_text(const generate::llama_model& model, const generate::t
 
 outcome<nothing> do_tasks(const generate::llama_model& model, const generate::tokenizer& words,
                           std::string_view text, std::span<const configuration> chosen,
-                          const program_options& wanted, evaluation& done) {
+                          const key_channels& channels, const program_options& wanted,
+                          evaluation& done) {
     std::vector<task_context> contexts;
     for (std::uint32_t i = 0; i < wanted.contexts; ++i) {
         // Anywhere in the text, so that the contexts differ, but the last part is left for the one
@@ -127,7 +148,7 @@ outcome<nothing> do_tasks(const generate::llama_model& model, const generate::to
     }
     done.contexts = wanted.contexts;
     done.context_tokens = wanted.context_tokens;
-    const task_options options = {wanted.chunk, wanted.threads};
+    const task_options options = {wanted.chunk, wanted.threads, channels};
     const auto run = [&](const configuration& one, result& into) -> outcome<nothing> {
         const auto begun = std::chrono::steady_clock::now();
         auto scores = run_tasks(model, contexts, one, options);
@@ -195,11 +216,26 @@ outcome<nothing> run(const program_options& wanted) {
     done.text = std::filesystem::path(wanted.text).filename().string();
     done.window = wanted.window;
     done.chunk = wanted.chunk;
-    if (auto read = read_text(*model, *words, text, *chosen, wanted, done); !read) {
+    const bool measure = needs_key_channels(*chosen);
+    const auto parts = cut_text(
+        *words, text, measure ? std::min(calibration_tokens, model->config.context) : 0, wanted);
+    if (!parts) {
+        return parts.failure();
+    }
+    key_channels channels;
+    if (measure) {
+        auto measured = measure_key_channels(*model, parts->measured, wanted.chunk, wanted.threads);
+        if (!measured) {
+            return measured.failure();
+        }
+        channels = std::move(*measured);
+    }
+    if (auto read = read_text(*model, *words, parts->scored, *chosen, channels, wanted, done);
+        !read) {
         return read;
     }
     if (wanted.tasks) {
-        if (auto asked = do_tasks(*model, *words, text, *chosen, wanted, done); !asked) {
+        if (auto asked = do_tasks(*model, *words, text, *chosen, channels, wanted, done); !asked) {
             return asked;
         }
     }

@@ -171,6 +171,7 @@ outcome<task_scores> run_tasks(const generate::llama_model& model,
 
     generate::cache_options room;
     room.storage = storage_of_layers(one, model.config.layers);
+    room.key_channels = options.key_channels;
     room.most_sequences = static_cast<std::uint32_t>(most_probes + 1);
     room.most_tokens = static_cast<std::uint32_t>(longest);
     room.most_step_rows = static_cast<std::uint32_t>(most_rows);

@@ -66,7 +66,8 @@ struct task_scores {
 
 struct task_options {
     std::uint32_t chunk = 128;
-    std::uint32_t threads = 0;  // 0: one per processor
+    std::uint32_t threads = 0;                              // 0: one per processor
+    std::vector<generate::channel_constants> key_channels;  // one a layer, where keys take them
 };
 
 // Reads each context once, then every probe behind it on a fork of its sequence, token by token and

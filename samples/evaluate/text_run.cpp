@@ -25,6 +25,7 @@ outcome<lane> make_lane(const generate::llama_config& model, const configuration
                         const text_options& options) {
     generate::cache_options room;
     room.storage = storage_of_layers(one, model.layers);
+    room.key_channels = options.key_channels;
     room.most_tokens = options.window;
     room.most_step_rows = options.chunk;
     room.threads = options.threads;

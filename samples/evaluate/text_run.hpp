@@ -23,6 +23,7 @@ struct text_options {
     std::uint32_t threads = 0;  // 0: one per processor
     // What each window begins with, in place of the text's token there, if the model wants it.
     std::optional<generate::token_id> marker;
+    std::vector<generate::channel_constants> key_channels;  // one a layer, where keys take them
 };
 
 // Of one configuration.

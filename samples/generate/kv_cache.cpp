@@ -35,6 +35,17 @@ const kv_storage* storage_of(const operand_storage& choice, kv_storage& room) {
     return choice.flags == 0 ? nullptr : &room;
 }
 
+// The same for keys, with what was measured of their channels.
+const kv_storage* storage_of_keys(const operand_storage& choice, const llama_config& config,
+                                  const channel_constants& channels, kv_storage& room) {
+    room.channel_means = channels.means.data();
+    room.channel_scales = channels.scales.data();
+    room.channel_heads = config.kv_heads;
+    room.channel_dim = config.head_dim;
+    room.flags = choice.flags;
+    return &room;
+}
+
 }  // namespace
 
 outcome<kv_cache> kv_cache::create(const llama_config& config, const cache_options& options) {
@@ -53,13 +64,21 @@ outcome<kv_cache> kv_cache::create(const llama_config& config, const cache_optio
         return error{fmt::format("storage is given for {} layers, the model has {}", choices,
                                  config.layers)};
     }
+    const std::size_t channels = options.key_channels.size();
+    if (channels != 0 && channels != config.layers) {
+        return error{fmt::format("channels are given for {} layers, the model has {}", channels,
+                                 config.layers)};
+    }
     std::vector<kv_layer> layers(config.layers, layer);
     std::vector<kv_storage> storages(2 * std::size_t{config.layers}, KV_INIT(kv_storage));
     for (std::size_t i = 0; i < layers.size(); ++i) {
         const layer_storage& choice = options.storage[choices == 1 ? 0 : i];
         layers[i].key_format = choice.keys.format;
         layers[i].value_format = choice.values.format;
-        layers[i].key_storage = storage_of(choice.keys, storages[2 * i]);
+        layers[i].key_storage =
+            channels != 0 && takes_key_channels(choice.keys)
+                ? storage_of_keys(choice.keys, config, options.key_channels[i], storages[2 * i])
+                : storage_of(choice.keys, storages[2 * i]);
         layers[i].value_storage = storage_of(choice.values, storages[2 * i + 1]);
     }
 
@@ -225,6 +244,22 @@ outcome<kv_seq_info> kv_cache::info(kv_seq sequence) const {
         return library_error("kv_seq_get_info", status);
     }
     return info;
+}
+
+outcome<channel_constants> kv_cache::fit_keys(kv_seq sequence, std::uint32_t layer) const {
+    const std::size_t size = std::size_t{kv_heads_} * head_dim_;
+    channel_constants measured = {std::vector<float>(size), std::vector<float>(size)};
+    kv_affine_fit fit = KV_INIT(kv_affine_fit);
+    fit.layer = layer;
+    fit.kv_heads = kv_heads_;
+    fit.key_dim = head_dim_;
+    fit.channel_means = measured.means.data();
+    fit.channel_scales = measured.scales.data();
+    const kv_status status = kv_seq_fit_affine(pool_.get(), sequence, &fit);
+    if (status != KV_OK) {
+        return library_error("kv_seq_fit_affine", status);
+    }
+    return measured;
 }
 
 outcome<std::uint64_t> kv_cache::retained(kv_seq sequence, std::uint32_t layer) const {

@@ -23,14 +23,26 @@ struct operand_storage {
     std::uint32_t flags = 0;  // KV_STORAGE_*
 };
 
+// Of a layer's keys before rotation, [kv_heads, head_dim] each.
+struct channel_constants {
+    std::vector<float> means;
+    std::vector<float> scales;
+};
+
+// Whether keys stored so need constants of their channels.
+inline bool takes_key_channels(const operand_storage& keys) {
+    return keys.format == KV_FORMAT_AFFINE4;
+}
+
 struct layer_storage {
     operand_storage keys;
     operand_storage values;
 };
 
 struct cache_options {
-    std::vector<layer_storage> storage{1};  // one a layer, or a single one for all of them
-    std::uint32_t preset = 0;               // KV_PRESET_*, over `storage`; 0: none
+    std::vector<layer_storage> storage{1};        // one a layer, or a single one for all of them
+    std::vector<channel_constants> key_channels;  // one a layer, where keys take them
+    std::uint32_t preset = 0;                     // KV_PRESET_*, over `storage`; 0: none
     std::uint32_t most_sequences = 1;
     std::uint32_t most_tokens = 0;     // retained by one sequence
     std::uint32_t most_step_rows = 0;  // in one step
@@ -75,6 +87,8 @@ class kv_cache : public attention_cache {
 
     outcome<kv_pool_stats> statistics() const;
     outcome<kv_seq_info> info(kv_seq sequence) const;
+    // Measured on all keys of the layer that the sequence holds.
+    outcome<channel_constants> fit_keys(kv_seq sequence, std::uint32_t layer) const;
     outcome<std::uint64_t> retained(kv_seq sequence, std::uint32_t layer) const;
 
   private:

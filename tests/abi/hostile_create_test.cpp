@@ -1,5 +1,6 @@
 // Wrong input to the calls that need no pool, and to those that make one.
 #include <cmath>
+#include <cstddef>
 #include <cstdio>
 #include <functional>
 #include <limits>
@@ -64,7 +65,8 @@ TEST_CASE("kv_capabilities") {
                           [](kv_capabilities_report* report) { return kv_capabilities(report); });
     kv_capabilities_report report = KV_INIT(kv_capabilities_report);
     ACCEPTS(kv_capabilities(&report));
-    CHECK(report.formats == ((1u << (KV_FORMAT_MXFP4 + 1)) - 1 - (1u << KV_FORMAT_DEFAULT)));
+    CHECK(report.formats == ((1u << (KV_FORMAT_MXFP4 + 1)) - 1 - (1u << KV_FORMAT_DEFAULT) +
+                             (1u << KV_FORMAT_AFFINE4)));
     CHECK(report.devices == 1u << KV_DEVICE_CPU);
     CHECK(report.layouts == 7);
     CHECK(report.scorers == (1u << KV_SCORER_TRIATTENTION | 1u << KV_SCORER_STREAMING |
@@ -407,6 +409,84 @@ TEST_CASE("kv_pool_create: every field of a storage") {
     model.layers[0].key_storage = &rotated;
     const kv_model description = model.describe();
     REFUSES(nothing, KV_UNSUPPORTED, "rotated", create(&config, &description));
+}
+
+/// Constants of a layer's channels, one of them wrong; until the next call.
+const float* flawed_by(std::size_t at, float number) {
+    static std::vector<float> numbers;
+    numbers.assign(kv_heads * key_dim, 0.5f);
+    numbers[at] = number;
+    return numbers.data();
+}
+
+TEST_CASE("kv_pool_create: constants of channels") {
+    const std::vector<float> good(kv_heads * key_dim, 0.5f);
+    struct attack {
+        kv_status expected;
+        const char* word;
+        void (*change)(small_model&, kv_storage&);
+    };
+    using m = small_model;
+    using s = kv_storage;
+    const attack attacks[] = {
+        {KV_INVALID, "channel_means", [](m&, s& o) { o.channel_means = nullptr; }},
+        {KV_INVALID, "channel_scales", [](m&, s& o) { o.channel_scales = nullptr; }},
+        {KV_INVALID, "channel_heads", [](m&, s& o) { o.channel_heads = 0; }},
+        {KV_INVALID, "channel_dim", [](m&, s& o) { o.channel_dim = 0; }},
+        {KV_INVALID, "[4294967295, 64]", [](m&, s& o) { o.channel_heads = UINT32_MAX; }},
+        {KV_INVALID, "[1, 64]", [](m&, s& o) { o.channel_heads = 1; }},
+        {KV_INVALID, "[2, 32]", [](m&, s& o) { o.channel_dim = 32; }},
+        {KV_INVALID, "[2, 4294967295]", [](m&, s& o) { o.channel_dim = UINT32_MAX; }},
+        {KV_INVALID, "channel_means[0]", [](m&, s& o) { o.channel_means = flawed_by(0, NAN); }},
+        {KV_INVALID, "channel_means[127]",
+         [](m&, s& o) { o.channel_means = flawed_by(127, INFINITY); }},
+        {KV_INVALID, "channel_scales[5]", [](m&, s& o) { o.channel_scales = flawed_by(5, 0.0f); }},
+        {KV_INVALID, "channel_scales[6]", [](m&, s& o) { o.channel_scales = flawed_by(6, -1.0f); }},
+        {KV_INVALID, "channel_scales[7]", [](m&, s& o) { o.channel_scales = flawed_by(7, NAN); }},
+        {KV_INVALID, "kv_seq_fit_affine", [](m&, s& o) { o = KV_INIT(kv_storage); }},
+        {KV_INVALID, "kv_seq_fit_affine", [](m& o, s&) { o.layers[0].key_storage = nullptr; }},
+        {KV_INVALID, "no use", [](m& o, s&) { o.layers[0].key_format = KV_FORMAT_Q4_1; }},
+        {KV_INVALID, "no use", [](m& o, s&) { o.layers[0].key_format = KV_FORMAT_F16; }},
+        {KV_INVALID, "value_storage",
+         [](m& o, s&) { o.layers[0].value_storage = o.layers[0].key_storage; }},
+        {KV_INVALID, "KV_ROPE_NONE", [](m& o, s&) { o.layers[0].rope = nullptr; }},
+        {KV_INVALID, "attention_factor", [](m& o, s&) { o.rope.attention_factor = 1e-300; }},
+        {KV_INVALID, "attention_factor", [](m& o, s&) { o.rope.attention_factor = 1e300; }},
+        {KV_UNSUPPORTED, "keys alone", [](m& o, s&) { o.layers[0].value_format = 0; }},
+        {KV_UNSUPPORTED, "keys alone",
+         [](m& o, s&) { o.layers[1].value_format = KV_FORMAT_AFFINE4; }},
+        {KV_UNSUPPORTED, "rotated", [](m&, s& o) { o.flags = KV_STORAGE_ROTATE; }},
+    };
+    const kv_pool_config config = small_config();
+    const auto make = [&](const attack* a, const auto& check) {
+        small_model model;
+        kv_storage storage = KV_INIT(kv_storage);
+        storage.channel_means = storage.channel_scales = good.data();
+        storage.channel_heads = kv_heads;
+        storage.channel_dim = key_dim;
+        model.layers[0].key_format = KV_FORMAT_AFFINE4;
+        model.layers[0].value_format = KV_FORMAT_F16;
+        model.layers[0].key_storage = &storage;
+        if (a != nullptr) a->change(model, storage);
+        const kv_model description = model.describe();
+        check(description);
+    };
+    for (const attack& a : attacks) {
+        CAPTURE(a.word);
+        make(&a, [&](const kv_model& description) {
+            refuses(nothing, a.expected, a.word, "channels",
+                    [&] { return create(&config, &description); });
+        });
+    }
+    make(nullptr, [&](const kv_model& description) {
+        kv_pool* pool = nullptr;
+        ACCEPTS(kv_pool_create(&config, &description, &pool));
+        kv_pool_release(pool);
+        // A program built before there were constants has a shorter struct: they are missing.
+        const_cast<kv_storage*>(description.layers[0].key_storage)->struct_size =
+            offsetof(kv_storage, channel_means);
+        REFUSES(nothing, KV_INVALID, "kv_seq_fit_affine", create(&config, &description));
+    });
 }
 
 }  // namespace

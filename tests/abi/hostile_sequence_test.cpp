@@ -355,6 +355,71 @@ TEST_CASE("kv_pool_set_statistics, kv_seq_get_statistics") {
     CHECK(arrays.numbers.front() == 0.0f);
 }
 
+TEST_CASE("kv_seq_fit_affine") {
+    const populated w;
+    std::vector<float> numbers(2 * kv_heads * key_dim, 7.0f);
+    kv_affine_fit good = KV_INIT(kv_affine_fit);
+    good.kv_heads = kv_heads;
+    good.key_dim = key_dim;
+    good.channel_means = numbers.data();
+    good.channel_scales = numbers.data() + kv_heads * key_dim;
+    REFUSES(target{}, KV_INVALID, "pool", kv_seq_fit_affine(nullptr, w.full, &good));
+    REFUSES(w.attacked, KV_INVALID, "fit", kv_seq_fit_affine(w.pool, w.full, nullptr));
+    w.refuses_handles([&](kv_seq seq) { return kv_seq_fit_affine(w.pool, seq, &good); });
+    refuses_wrong_headers(w.attacked, "fit", good, [&](kv_affine_fit* wrong) {
+        return kv_seq_fit_affine(w.pool, w.full, wrong);
+    });
+    struct attack {
+        kv_status expected;
+        const char* word;
+        void (*change)(kv_affine_fit&);
+    };
+    using f = kv_affine_fit;
+    const attack attacks[] = {
+        {KV_INVALID, "layer", [](f& o) { o.layer = 3; }},
+        {KV_INVALID, "layer", [](f& o) { o.layer = UINT32_MAX; }},
+        {KV_INVALID, "[0, 64]", [](f& o) { o.kv_heads = 0; }},
+        {KV_INVALID, "[4294967295, 64]", [](f& o) { o.kv_heads = UINT32_MAX; }},
+        {KV_INVALID, "[2, 63]", [](f& o) { o.key_dim = 63; }},
+        {KV_INVALID, "channel_means", [](f& o) { o.channel_means = nullptr; }},
+        {KV_INVALID, "channel_scales", [](f& o) { o.channel_scales = nullptr; }},
+        {KV_UNSUPPORTED, "reserved0", [](f& o) { o.reserved0 = 1; }},
+        {KV_LIMIT, "63", [](f& o) { o.tokens = 63; }},
+        {KV_LIMIT, "0 such", [](f& o) { o.first_position = UINT64_MAX; }},
+        {KV_LIMIT, "0 such",
+         [](f& o) {
+             o.first_position = UINT64_MAX;
+             o.tokens = UINT64_MAX;
+         }},
+    };
+    live_pool pool;
+    const kv_seq seq = pool.create_sequence();
+    pool.append(seq, 100);
+    const target attacked{pool, {seq}};
+    for (const attack& a : attacks) {
+        CAPTURE(a.word);
+        kv_affine_fit wrong = good;
+        a.change(wrong);
+        REFUSES(attacked, a.expected, a.word, kv_seq_fit_affine(pool, seq, &wrong));
+        CHECK(numbers == std::vector<float>(numbers.size(), 7.0f));
+    }
+    for (const uint32_t layer : {0u, 2u}) {  // 2 shares layer 0's cache
+        good.layer = layer;
+        good.tokens = layer == 0 ? 64 : UINT64_MAX;
+        ACCEPTS(kv_seq_fit_affine(pool, seq, &good));
+        CHECK(good.tokens_used == (layer == 0 ? 64 : 100));
+        CHECK(good.identity != 0);
+        for (const float number : numbers) CHECK(std::isfinite(number));
+    }
+    tensors flawed(1);
+    flawed.numbers[3] = NAN;
+    kv_step* step = pool.reserve(seq, 1);
+    REQUIRE(kv_write(step, 0, &flawed.keys, &flawed.values) == KV_OK);
+    REQUIRE(kv_write(step, 1, &flawed.keys, &flawed.values) == KV_OK);
+    REQUIRE(kv_step_end(step, nullptr) == KV_OK);
+    REFUSES(attacked, KV_INVALID, "finite", kv_seq_fit_affine(pool, seq, &good));
+}
+
 TEST_CASE("kv_seq_save_statistics, kv_pool_load_statistics") {
     const populated w;
     REFUSES(target{}, KV_INVALID, "pool", kv_seq_save_statistics(nullptr, w.full, "/tmp/x"));

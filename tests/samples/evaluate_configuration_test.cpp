@@ -85,6 +85,8 @@ TEST_CASE("configuration: what is wrong is named") {
         CHECK(refuses(edge, "how many layers at each end"));
     }
     CHECK(refuses("q8_0@2/q4_0", "how many layers at each end"));
+    CHECK(refuses("affine4", "affine4 is for keys alone"));
+    CHECK(refuses("q8_0/affine4", "affine4 is for keys alone"));
 }
 
 TEST_CASE("configuration: lists") {
@@ -110,7 +112,8 @@ TEST_CASE("configuration: by default every format that the library stores is eva
         if ((can.formats >> format & 1) != 0) {
             CAPTURE(format);
             CHECK(std::any_of(list->begin(), list->end(), [&](const configuration& one) {
-                return one.storage.keys.format == format && one.storage.values.format == format;
+                return one.storage.keys.format == format &&
+                       (one.storage.values.format == format || format == KV_FORMAT_AFFINE4);
             }));
         }
     }
@@ -225,15 +228,27 @@ TEST_CASE("docs/formats.md: every format is there, with the bytes that the libra
         REQUIRE(cells.size() == 6);
         const std::string name = cells[1].substr(2, cells[1].size() - 4);
         CAPTURE(name);
-        const configuration one = parsed(name);
+        const bool keys_alone = name == "affine4";
+        const configuration one = parsed(keys_alone ? name + "/f16" : name);
         for (const std::uint32_t dim : {64u, 128u}) {
+            const std::vector<float> channels(dim, 1.0f);
+            const kv_rope rope = KV_INIT(kv_rope);
             kv_storage storage = KV_INIT(kv_storage);
             storage.flags = one.storage.keys.flags;
+            kv_storage value_storage = storage;
+            if (keys_alone) {
+                storage.channel_means = storage.channel_scales = channels.data();
+                storage.channel_heads = 1;
+                storage.channel_dim = dim;
+            }
             kv_layer layer = KV_INIT(kv_layer);
             layer.query_heads = layer.kv_heads = 1;
             layer.key_dim = dim;
             layer.key_format = one.storage.keys.format;
-            layer.key_storage = layer.value_storage = &storage;
+            layer.value_format = one.storage.values.format;
+            layer.rope = &rope;
+            layer.key_storage = &storage;
+            layer.value_storage = &value_storage;
             kv_model model = KV_INIT(kv_model);
             model.layers = &layer;
             model.layer_count = 1;
@@ -241,7 +256,8 @@ TEST_CASE("docs/formats.md: every format is there, with the bytes that the libra
             config.arena_bytes = 64u << 20;
             kv_plan_report plan = KV_INIT(kv_plan_report);
             REQUIRE(kv_plan(&config, &model, &plan) == KV_OK);
-            CHECK(std::stoul(cells[dim == 64 ? 3 : 4]) * 2 == plan.bytes_per_token);
+            const std::uint64_t bytes = std::stoul(cells[dim == 64 ? 3 : 4]);
+            CHECK(bytes + (keys_alone ? 2 * dim : bytes) == plan.bytes_per_token);
         }
         missing &= ~(std::uint64_t{1} << one.storage.keys.format);
     }

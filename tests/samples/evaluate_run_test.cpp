@@ -6,6 +6,7 @@
 #include <numeric>
 
 #include "dense_cache.hpp"
+#include "evaluate/calibration.hpp"
 #include "evaluate/tasks.hpp"
 #include "evaluate/text_run.hpp"
 #include "sampler.hpp"
@@ -126,6 +127,67 @@ TEST_CASE("evaluation: the f16 cache does not differ from itself, and small form
         before = sums.mean_divergence();
     }
     CHECK(scores.others[3].sums.agreement() < 1);
+}
+
+TEST_CASE(
+    "evaluation: constants of keys are measured beforehand, where a configuration needs them") {
+    CHECK_FALSE(evaluate::needs_key_channels(configurations("f16,q4_1")));
+    CHECK(evaluate::needs_key_channels(configurations("f16,affine4/f32")));
+
+    const std::vector<token_id> tokens = some_tokens(200);
+    auto channels = evaluate::measure_key_channels(small_model(), tokens, 32, 1);
+    REQUIRE_MESSAGE(channels, (channels ? std::string() : channels.message()));
+    REQUIRE(channels->size() == layers);
+    // The first layer's keys before rotation: the matrix times the normalised embedding.
+    const generate::llama_layer& first = small_model().layers[0];
+    const generate::matrix& matrix = first.query_key_value;
+    std::vector<double> means(head_dim);
+    for (const token_id token : tokens) {
+        std::vector<double> row(width);
+        double square = 0;
+        for (std::uint32_t i = 0; i < width; ++i) {
+            row[i] = small_model().embedding.weights[std::size_t{i} * vocabulary + token];
+            square += row[i] * row[i] / width;
+        }
+        const double norm = std::sqrt(square + small_model().config.norm_epsilon);
+        for (std::uint32_t k = 0; k < head_dim; ++k) {
+            for (std::uint32_t i = 0; i < width; ++i) {
+                means[k] += matrix.weights[i * matrix.outputs + 2 * head_dim + k] * row[i] / norm *
+                            first.attention_norm[i] / 200;
+            }
+        }
+    }
+    double off = 0, size = 0;
+    for (std::uint32_t k = 0; k < head_dim; ++k) {
+        off += std::pow(means[k] - (*channels)[0].means[k], 2);
+        size += means[k] * means[k];
+    }
+    CHECK(std::sqrt(off / size) < 1e-3);  // keys were stored in f16
+
+    evaluate::text_options options;
+    options.window = 64;
+    options.chunk = 16;
+    options.threads = 1;
+    const auto ignore = [](std::size_t, std::size_t) {};
+    const auto list = configurations("q4_1/f16,affine4/f16");
+    CHECK_FALSE(evaluate::score_text(small_model(), tokens, list, options, ignore));
+    options.key_channels = *channels;
+    auto scores = evaluate::score_text(small_model(), tokens, list, options, ignore);
+    REQUIRE_MESSAGE(scores, (scores ? std::string() : scores.message()));
+    CHECK(scores->others[1].bytes_per_token == scores->others[0].bytes_per_token);
+    CHECK(scores->others[1].sums.mean_divergence() > 0);
+    CHECK(scores->others[1].sums.mean_divergence() < scores->others[0].sums.mean_divergence());
+    evaluate::task_options asked;
+    asked.chunk = 16;
+    asked.threads = 1;
+    std::vector<evaluate::task_context> contexts(1);
+    contexts[0].tokens = some_tokens(40);
+    contexts[0].probes.resize(1);
+    contexts[0].probes[0].cue = {1, 2};
+    contexts[0].probes[0].answer = {3};
+    CHECK_FALSE(evaluate::run_tasks(small_model(), contexts, list[1], asked));
+    asked.key_channels = *channels;
+    CHECK(evaluate::run_tasks(small_model(), contexts, list[1], asked));
 }
 
 TEST_CASE("evaluation: bytes are what the cache holds") {

@@ -1,0 +1,123 @@
+#include "sequence/fit_affine.hpp"
+
+#include <algorithm>
+#include <atomic>
+#include <cmath>
+
+#include "format/rows.hpp"
+#include "model/identity.hpp"
+
+namespace kvrt {
+
+namespace {
+
+/// Of the root mean square of a head's deviations: what a channel that varies less counts as.
+constexpr double least_share = 1.0 / 64;
+
+/// Running means and sums of squared distances from them (Welford), of one head.
+struct channel_moments {
+    double means[widest_row] = {};
+    double squares[widest_row] = {};
+    uint64_t count = 0;
+
+    void add(const double* row, uint32_t dim) {
+        const double share = 1.0 / static_cast<double>(++count);
+        for (uint32_t i = 0; i < dim; ++i) {
+            const double off = row[i] - means[i];
+            means[i] += off * share;
+            squares[i] += off * (row[i] - means[i]);
+        }
+    }
+};
+
+/// A key as it was before rotation.
+void turn_back(const rope_description& rope, uint64_t position, const float* key, uint32_t dim,
+               double* row) {
+    std::copy_n(key, dim, row);
+    const uint32_t pairs = rope.rotated_bands();
+    const bool interleaved = rope.style == KV_ROPE_INTERLEAVED;
+    for (uint32_t band = 0; band < pairs; ++band) {
+        const double angle = static_cast<double>(position) * rope.inverse_frequencies[band];
+        const double cosine = std::cos(angle) / rope.attention_factor;
+        const double sine = std::sin(angle) / rope.attention_factor;
+        double& real = row[interleaved ? 2 * band : band];
+        double& imaginary = row[interleaved ? 2 * band + 1 : band + pairs];
+        const double before = real;
+        real = before * cosine + imaginary * sine;
+        imaginary = imaginary * cosine - before * sine;
+    }
+}
+
+slot_range slots_to_fit(const slot_positions& positions, const position_range& wanted) {
+    const uint64_t end = wanted.first + wanted.count;
+    return {positions.find(wanted.first),
+            end < wanted.first ? positions.slots : positions.find(end)};
+}
+
+/// Whether all means and scales are finite.
+bool fit_head(const cache& store, const sequence& source, const affine_fit& fit, uint32_t head) {
+    const lane_geometry& lane = store.model.lanes[fit.lane];
+    const uint32_t dim = lane.layout.keys.dim, block_tokens = lane.layout.block_tokens;
+    const uint32_t sealed = source.lanes[fit.lane].sealed_blocks;
+    const rope_description& rope = store.model.layers[lane.layer].rope;
+    const slot_positions positions = positions_of(store, source, fit.lane, head);
+    const slot_range range = slots_to_fit(positions, fit.positions);
+    channel_moments moments;
+    float key[widest_row];
+    double row[widest_row];
+    for (uint32_t slot = range.first; slot < range.end; ++slot) {
+        const uint64_t position = positions.at(slot);
+        const uint32_t block = slot / block_tokens;
+        const operand_layout& keys = (block < sealed ? lane.sealed_layout : lane.layout).keys;
+        read_row(keys, block_address(store.blocks.arena(), positions.blocks[block]),
+                 slot % block_tokens, head, static_cast<uint32_t>(position), key);
+        turn_back(rope, position, key, dim, row);
+        moments.add(row, dim);
+    }
+    const double count = static_cast<double>(moments.count);
+    double variance = 0;
+    for (uint32_t i = 0; i < dim; ++i) variance += moments.squares[i] / count / dim;
+    const double least = variance == 0 ? 1.0 : least_share * std::sqrt(variance);
+    float* means = fit.means + uint64_t{head} * dim;
+    float* scales = fit.scales + uint64_t{head} * dim;
+    bool finite = true;
+    for (uint32_t i = 0; i < dim; ++i) {
+        const double deviation = std::sqrt(moments.squares[i] / count);
+        means[i] = static_cast<float>(moments.means[i]);
+        scales[i] = static_cast<float>(std::sqrt(std::max(deviation, least)));
+        finite = finite && std::isfinite(means[i]) && std::isfinite(scales[i]);
+    }
+    return finite;
+}
+
+}  // namespace
+
+status fit_affine(cache& store, const sequence& source, affine_fit& fit) {
+    const lane_geometry& lane = store.model.lanes[fit.lane];
+    fit.tokens_used = source.next_position;
+    for (uint32_t head = 0; head < lane.kv_heads; ++head) {
+        const slot_range range =
+            slots_to_fit(positions_of(store, source, fit.lane, head), fit.positions);
+        fit.tokens_used = std::min<uint64_t>(fit.tokens_used, range.end - range.first);
+    }
+    if (fit.tokens_used < least_fit_tokens) {
+        return fail(KV_LIMIT, "fit: layer {} holds {} such tokens, at least {} are needed",
+                    lane.layer, fit.tokens_used, least_fit_tokens);
+    }
+    std::atomic<bool> finite = true;
+    store.threads.for_each(lane.kv_heads, [&](uint32_t head) {
+        if (!fit_head(store, source, fit, head)) finite = false;
+    });
+    if (!finite) {
+        return fail(KV_INVALID, "fit: layer {} holds keys that are not finite", lane.layer);
+    }
+    operand_layout stored;
+    stored.format = find_format(KV_FORMAT_AFFINE4, operand_role::keys);
+    stored.dim = lane.layout.keys.dim;
+    stored.channel_means = fit.means;
+    stored.channel_scales = fit.scales;
+    fit.identity = operand_identity(stored, lane.kv_heads, store.model.layers[lane.layer].rope);
+    return KV_OK;
+}
+
+}  // namespace kvrt
