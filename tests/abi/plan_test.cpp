@@ -228,6 +228,56 @@ TEST_CASE("so many tokens fit in each of a number of sequences, and not one more
     }
 }
 
+TEST_CASE("tile-local formats: sealed blocks, and one that is still raw") {
+    // Two layers of 2 KV heads with 128 dimensions, in blocks of 32 tokens. Sealed, a head's keys
+    // take 32 * 64 bytes of codes and 128 * 4 of numbers, a token's values 64 and 4 * 4; raw, keys
+    // are halves.
+    const uint64_t sealed = 2 * (32 * 64 + 128 * 4 + 32 * (64 + 4 * 4));
+    const uint64_t raw = 2 * (32 * 128 * 2 + 32 * (64 + 4 * 4));
+    kv_layer layer = KV_INIT(kv_layer);
+    layer.query_heads = layer.kv_heads = 2;
+    layer.key_dim = 128;
+    layer.key_format = KV_FORMAT_KIVI4;
+    const kv_layer layers[2] = {layer, layer};
+    kv_model model = KV_INIT(kv_model);
+    model.layers = layers;
+    model.layer_count = 2;
+    kv_pool_config config = small_config();
+    config.block_tokens = 32;
+    for (const uint64_t tokens : {1u, 31u, 32u, 33u, 96u, 100u, 256u}) {
+        CAPTURE(tokens);
+        config.arena_bytes = 0;
+        kv_plan_report plan = KV_INIT(kv_plan_report);
+        plan.sequences = 3;
+        plan.tokens_per_sequence = tokens;
+        plan.layer = 1;
+        REQUIRE(kv_plan(&config, &model, &plan) == KV_OK);
+        CHECK(plan.bytes_per_token == 2 * 320);
+        CHECK(plan.bytes_per_block == 2 * sealed);
+        CHECK(plan.full_bytes_per_token == 2 * 320);
+        CHECK(plan.constant_bytes_per_sequence == 2 * raw);
+        CHECK(plan.blocks_per_sequence == 2 * (tokens / 32 + 1));
+        CHECK(plan.bytes_per_sequence == 2 * (tokens / 32 * sealed + raw));
+        CHECK(plan.layer_bytes_per_block == sealed);
+        CHECK(plan.layer_bytes_per_sequence == tokens / 32 * sealed + raw);
+        // Slabs of 97 raw blocks and of 204 sealed ones.
+        CHECK(plan.arena_bytes_needed == (tokens < 32 ? 1u : 2u) << 21);
+        config.arena_bytes = plan.arena_bytes_needed;
+        kv_pool* pool = nullptr;
+        REQUIRE(kv_pool_create(&config, &model, &pool) == KV_OK);
+        for (uint32_t i = 0; i < 3; ++i) {
+            kv_seq seq = 0;
+            REQUIRE(kv_seq_create(pool, nullptr, &seq) == KV_OK);
+            REQUIRE(add(pool, seq, tokens, 7) == KV_OK);
+            kv_seq_info info = KV_INIT(kv_seq_info);
+            REQUIRE(kv_seq_get_info(pool, seq, &info) == KV_OK);
+            // Just full, nothing is raw: that block was needed on the way.
+            CHECK(info.bytes + (tokens % 32 == 0 ? 2 * raw : 0) == plan.bytes_per_sequence);
+        }
+        kv_pool_release(pool);
+    }
+}
+
 TEST_CASE("a plan counts the metadata that a pool with threads will take") {
     const small_model model;
     const kv_model description = model.describe();

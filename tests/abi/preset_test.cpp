@@ -222,8 +222,7 @@ TEST_CASE("presets: what is refused changes no layer") {
     // A struct that ends before it could say how rows are stored.
     const uint32_t cut = offsetof(kv_layer, value_storage);
     resized<kv_layer> old(good[0], cut);
-    REFUSES(nothing, KV_INVALID, "too old",
-            kv_model_apply_preset(old.get(), 1, near_lossless));
+    REFUSES(nothing, KV_INVALID, "too old", kv_model_apply_preset(old.get(), 1, near_lossless));
     CHECK(old.get()->key_format == KV_FORMAT_DEFAULT);
 
     // The last layer is wrong: the first one is not written either.

@@ -67,7 +67,7 @@ TEST_CASE("result structs of every size are filled up to it") {
         kv_compress_options options = KV_INIT(kv_compress_options);
         options.policy = &policy;
         const kv_status verdict = kv_compress(pool, seq, &options, out);
-        if (out->struct_size >= sizeof *out) out->nanoseconds = 0;
+        forget(out, offsetof(kv_compress_report, nanoseconds));
         return verdict;
     });
     fills_any_size<kv_append_info>("kv_append_info", [&](kv_append_info* out) {
