@@ -23,11 +23,11 @@ uint32_t encode(const float* row, uint32_t dim, const row_constants& constants, 
         levelled[i] = (levelled[i] - constants.channel_mean[i]) / constants.channel_scale[i];
     }
     rotate_row(levelled, dim);
-    return encode_affine_groups(levelled, dim, group, record);
+    return encode_affine_groups<4>(levelled, dim, group, record);
 }
 
 void decode(const std::byte* record, uint32_t dim, const row_constants& constants, float* row) {
-    decode_affine_groups(record, dim, group, row);
+    decode_affine_groups<4>(record, dim, group, row);
     rotate_row(row, dim);
     for (uint32_t i = 0; i < dim; ++i) {
         row[i] = row[i] * constants.channel_scale[i] + constants.channel_mean[i];

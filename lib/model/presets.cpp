@@ -22,8 +22,13 @@ constexpr preset_description presets[] = {
     {KV_PRESET_SMALLEST, int4_rotated, int4_rotated, 1024, 2},
 };
 
-constexpr kv_storage rotated_storage = {
-    sizeof(kv_storage), KV_STORAGE_ROTATE, nullptr, nullptr, 0, 0};
+constexpr kv_storage rotated() {
+    kv_storage storage = {};
+    storage.struct_size = sizeof storage;
+    storage.flags = KV_STORAGE_ROTATE;
+    return storage;
+}
+constexpr kv_storage rotated_storage = rotated();
 
 bool plain(uint32_t id) {
     const format_description* format = find_format(id, operand_role::keys);

@@ -1,5 +1,6 @@
 #include "kv_cache.hpp"
 
+#include <algorithm>
 #include <utility>
 
 #include "text.hpp"
@@ -27,6 +28,11 @@ kv_tensor tensor_of(float* data, std::size_t rows, std::size_t heads, std::size_
     tensor.head_stride = static_cast<std::int64_t>(dim);
     tensor.dim_stride = 1;
     return tensor;
+}
+
+// Formats that code the tokens of a block together want 64 of them.
+bool codes_blocks(std::uint32_t format) {
+    return format >= KV_FORMAT_KIVI4 && format <= KV_FORMAT_KVARN2;
 }
 
 // Fills `room` and returns it, or NULL where a format says all there is to say.
@@ -96,6 +102,11 @@ outcome<kv_cache> kv_cache::create(const llama_config& config, const cache_optio
 
     kv_pool_config pool_config = KV_INIT(kv_pool_config);
     pool_config.flags = KV_POOL_ELASTIC;
+    if (std::any_of(layers.begin(), layers.end(), [](const kv_layer& one) {
+            return codes_blocks(one.key_format) || codes_blocks(one.value_format);
+        })) {
+        pool_config.block_tokens = 64;
+    }
     pool_config.max_sequences = options.most_sequences;
     pool_config.max_tokens_per_sequence = options.most_tokens;
     pool_config.max_step_tokens = options.most_step_rows;
