@@ -136,7 +136,7 @@ std::string usage() {
         "  --tokens N       how much of the text is read, in whole windows (32768)\n"
         "  --window N       tokens of a sequence; its first half is context, its second half is\n"
         "                   scored (2048)\n"
-        "  --chunk N        tokens of a step (128)\n"
+        "  --chunk N        tokens of a step (64)\n"
         "  --formats LIST   what is evaluated, between commas: KEYS[/VALUES][@EDGE], such as\n"
         "                   q8_0/q4_0 or int4_token+rotate@2, where @2 leaves the first two and\n"
         "                   the last two layers in f16 (a list of {})\n"

@@ -19,7 +19,7 @@ struct program_options {
     std::string plot;    // path of an SVG file, or empty
     std::uint32_t tokens = 32768;
     std::uint32_t window = 2048;
-    std::uint32_t chunk = 128;
+    std::uint32_t chunk = 64;
     std::uint32_t contexts = 8;
     std::uint32_t context_tokens = 1792;
     std::uint32_t threads = 0;  // 0: one per processor

@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <chrono>
-#include <numeric>
 #include <utility>
 
 #include "text.hpp"
@@ -14,7 +13,11 @@ namespace {
 using generate::kv_cache;
 using generate::token_id;
 
-// The model with one configuration's cache. Workspaces are shared: only one runs at a time.
+// So many configurations go through the model side by side: each has its own cache, the matrices
+// are read once for all of them.
+constexpr std::size_t most_lanes_together = 8;
+
+// One configuration's cache.
 struct lane {
     kv_cache cache;
     kv_seq sequence = 0;
@@ -36,18 +39,44 @@ outcome<lane> make_lane(const generate::llama_config& model, const configuration
     return lane{std::move(*cache), 0, {}};
 }
 
+// Rows of several lanes one behind the other, as many of each.
+class lane_group : public generate::attention_cache {
+  public:
+    lane_group(std::span<lane> lanes, std::size_t rows_each, std::size_t query_width)
+        : lanes_(lanes), rows_each_(rows_each), query_width_(query_width) {}
+
+    outcome<nothing> attend(std::uint32_t layer, const generate::attention_rows& rows) override {
+        for (std::size_t i = 0; i < lanes_.size(); ++i) {
+            generate::attention_rows part = rows;
+            const std::size_t first = i * rows_each_;
+            part.rows = rows_each_;
+            part.queries += first * rows.row_stride;
+            part.keys += first * rows.row_stride;
+            part.values += first * rows.row_stride;
+            part.out += first * query_width_;
+            if (auto done = lanes_[i].cache.attend(layer, part); !done) {
+                return done;
+            }
+        }
+        return nothing{};
+    }
+
+  private:
+    std::span<lane> lanes_;
+    std::size_t rows_each_;
+    std::size_t query_width_;
+};
+
 class text_reader {
   public:
     text_reader(const generate::llama_model& model, const text_options& options)
         : options_(options),
           vocabulary_(model.config.vocabulary),
-          pass_(model, options.chunk),
+          query_width_(std::size_t{model.config.query_heads} * model.config.head_dim),
+          pass_(model, options.chunk * most_lanes_together),
           reference_(vocabulary_),
           expected_(options.chunk * vocabulary_),
-          logits_(options.chunk * vocabulary_),
-          rows_(options.chunk) {
-        std::iota(rows_.begin(), rows_.end(), 0u);
-    }
+          logits_(options.chunk * vocabulary_ * most_lanes_together) {}
 
     // One window with all lanes, of which the first is the reference.
     outcome<nothing> read_window(std::span<lane> lanes, std::span<const token_id> tokens) {
@@ -85,53 +114,79 @@ class text_reader {
         const std::size_t end = std::min(start + options_.chunk, tokens.size());
         const std::size_t first = std::clamp(tokens.size() / 2 - 1, start, end);
         const std::size_t last = std::max(first, std::min(end, tokens.size() - 1));
-        const auto scored =
-            std::span<const std::uint32_t>(rows_).subspan(first - start, last - first);
-
-        for (lane& one : lanes) {
-            const bool is_reference = &one == lanes.data();
+        const std::size_t scored = last - first;
+        for (std::size_t at = 0; at < lanes.size(); at += most_lanes_together) {
+            const auto group = lanes.subspan(at, std::min(most_lanes_together, lanes.size() - at));
             const auto begun = std::chrono::steady_clock::now();
-            const auto logits =
-                std::span(is_reference ? expected_ : logits_).first(scored.size() * vocabulary_);
-            auto done = run(one, tokens.subspan(start, end - start), scored, logits);
-            if (!done) {
+            const auto logits = std::span(logits_).first(group.size() * scored * vocabulary_);
+            if (auto done =
+                    run(group, tokens.subspan(start, end - start), first - start, scored, logits);
+                !done) {
                 return done;
             }
-            if (is_reference) {
-                reference_.assign(logits);
+            if (at == 0) {
+                const auto of_reference = logits.first(scored * vocabulary_);
+                std::copy(of_reference.begin(), of_reference.end(), expected_.begin());
+                reference_.assign(std::span(expected_).first(scored * vocabulary_));
             }
-            for (std::size_t row = 0; row < scored.size(); ++row) {
-                const auto of_row =
-                    std::span<const float>(logits).subspan(row * vocabulary_, vocabulary_);
-                one.scores.sums.add(reference_.compare(row, of_row, tokens[first + row + 1]));
+            for (std::size_t i = 0; i < group.size(); ++i) {
+                for (std::size_t row = 0; row < scored; ++row) {
+                    const auto of_row = std::span<const float>(logits).subspan(
+                        (i * scored + row) * vocabulary_, vocabulary_);
+                    group[i].scores.sums.add(
+                        reference_.compare(row, of_row, tokens[first + row + 1]));
+                }
             }
-            one.scores.seconds +=
-                std::chrono::duration<double>(std::chrono::steady_clock::now() - begun).count();
+            const std::chrono::duration<double> passed = std::chrono::steady_clock::now() - begun;
+            for (lane& one : group) {
+                one.scores.seconds += passed.count() / static_cast<double>(group.size());
+            }
         }
         return nothing{};
     }
 
-    outcome<nothing> run(lane& one, std::span<const token_id> tokens,
-                         std::span<const std::uint32_t> scored, std::span<float> logits) {
-        const kv_cache::item item = {one.sequence, tokens};
-        const auto positions = one.cache.begin({&item, 1});
-        if (!positions) {
-            return positions.failure();
+    // Logits of rows [first, first + scored) of each lane, one lane behind the other.
+    outcome<nothing> run(std::span<lane> group, std::span<const token_id> tokens, std::size_t first,
+                         std::size_t scored, std::span<float> logits) {
+        tokens_.clear();
+        positions_.clear();
+        rows_.clear();
+        for (lane& one : group) {
+            const kv_cache::item item = {one.sequence, tokens};
+            const auto positions = one.cache.begin({&item, 1});
+            if (!positions) {
+                return positions.failure();
+            }
+            const auto row = static_cast<std::uint32_t>(tokens_.size() + first);
+            for (std::uint32_t i = 0; i < scored; ++i) {
+                rows_.push_back(row + i);
+            }
+            tokens_.insert(tokens_.end(), tokens.begin(), tokens.end());
+            positions_.insert(positions_.end(), positions->begin(), positions->end());
         }
-        if (auto done = pass_.run({tokens, *positions, scored}, one.cache, logits); !done) {
+        lane_group caches(group, tokens.size(), query_width_);
+        if (auto done = pass_.run({tokens_, positions_, rows_}, caches, logits); !done) {
             return done;
         }
-        const auto ended = one.cache.end();
-        return ended ? outcome<nothing>(nothing{}) : ended.failure();
+        for (lane& one : group) {
+            if (const auto ended = one.cache.end(); !ended) {
+                return ended.failure();
+            }
+        }
+        return nothing{};
     }
 
     const text_options& options_;
     std::size_t vocabulary_;
+    std::size_t query_width_;
     generate::forward_pass pass_;
     reference_rows reference_;
-    std::vector<float> expected_;      // [chunk, vocabulary]: the reference's logits
-    std::vector<float> logits_;        // [chunk, vocabulary]: those of the lane that runs
-    std::vector<std::uint32_t> rows_;  // 0, 1, 2, ...
+    std::vector<float> expected_;  // [chunk, vocabulary]: the reference's logits
+    std::vector<float> logits_;    // [lanes, chunk, vocabulary]: those that run
+    // Of the rows of a pass.
+    std::vector<token_id> tokens_;
+    std::vector<std::uint32_t> positions_;
+    std::vector<std::uint32_t> rows_;
 };
 
 outcome<nothing> check(const generate::llama_model& model, std::span<const token_id> tokens,
