@@ -375,6 +375,55 @@ TEST_CASE("key norms of affine4 are those of the rows it holds") {
     }
 }
 
+TEST_CASE("TriAttention scores affine4 by the rows it holds, wherever they stand") {
+    std::mt19937 random(29);
+    pool_shape shape;
+    shape.rope = rope_facts(KV_ROPE_HALF, 48, 10000.0, 1.0);
+    const layer_channels channels(shape.dim, random);
+    const live_pool pool(shape, channels);
+    run_step(pool, channels, 150, random);
+    const stored_rows stored = run_step(pool, channels, 150, random);
+    // A second pool holds as f32 what the test decodes from the first.
+    shape.key_format = KV_FORMAT_F32;
+    const live_pool plain(shape, channels);
+    std::vector<float> decoded, values(300 * kv_heads * 32);
+    for (uint32_t position = 0; position < 300; ++position) {
+        for (uint32_t head = 0; head < kv_heads; ++head) {
+            const std::vector<double> row = decode_affine(
+                stored.records[head][position].data(), channels.heads[head], shape.rope, position);
+            decoded.insert(decoded.end(), row.begin(), row.end());
+        }
+    }
+    kv_step* step = nullptr;
+    require_ok(kv_step_begin(plain.handle, &step));
+    require_ok(kv_seq_append(step, plain.sequence, nullptr, 300, nullptr));
+    require_ok(kv_step_reserve(step, nullptr));
+    const kv_tensor keys = plain.tensor(decoded, 300, kv_heads, 64);
+    const kv_tensor zeros = plain.tensor(values, 300, kv_heads, 32);
+    require_ok(kv_write(step, 0, &keys, &zeros));
+    require_ok(kv_step_end(step, nullptr));
+
+    constexpr uint32_t bands = 64 - 48 / 2;
+    std::vector<float> means = gauss_row(3 * query_heads * bands, random);
+    for (uint32_t i = 2 * query_heads * bands; i < means.size(); ++i) means[i] = 3.0f;
+    kv_query_statistics statistics = KV_INIT(kv_query_statistics);
+    statistics.query_heads = query_heads;
+    statistics.bands = bands;
+    statistics.tokens = 100;
+    statistics.mean_real = means.data();
+    statistics.mean_imaginary = means.data() + query_heads * bands;
+    statistics.mean_magnitude = means.data() + 2 * query_heads * bands;
+    for (const live_pool* one : {&pool, &plain}) {
+        require_ok(kv_pool_set_statistics(one->handle, &statistics));
+        compress(*one, KV_SCORER_RANDOM, 200);
+        compress(*one, KV_SCORER_TRIATTENTION, 60);
+    }
+    for (uint32_t head = 0; head < kv_heads; ++head) {
+        CHECK(pool.positions(head) == plain.positions(head));
+        CHECK(pool.positions(head).size() == 60);
+    }
+}
+
 TEST_CASE("threads and the cut of a prompt change no bit of affine4's records") {
     std::vector<std::vector<std::byte>> seen;
     for (const uint32_t chunk : {160u, 7u}) {

@@ -150,7 +150,7 @@ struct world {
         std::vector<float> row(shapes[layer].dim);
         read_row(value ? layout.values : layout.keys,
                  block_address(pool->store.blocks.arena(), state.table[slot / tokens]),
-                 slot % tokens, head, row.data());
+                 slot % tokens, head, 0, row.data());
         return row;
     }
 
