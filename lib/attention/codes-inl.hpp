@@ -25,6 +25,7 @@
 #include <bit>
 #include <cmath>
 #include <cstring>
+#include <utility>
 
 #include "attention/records-inl.hpp"
 
@@ -35,18 +36,35 @@ HWY_PUSH_ATTRIBUTES(HWY_TARGET_STR ",avx512vnni")
 namespace kvrt {
 namespace HWY_NAMESPACE {
 
+#define KVRT_INLINE_LAMBDA __attribute__((always_inline))
+
 inline constexpr uint32_t digits = 3;
 // Below 127 (2^16 + 2^8 + 1), where the digits end, by more than rounding adds to the largest.
 inline constexpr float largest_number = 127 * 65536 + 127 * 256;
 
+/// Calls body with 0, 1, ... count - 1 as constants: arrays of sums that loops index, even unrolled
+/// ones, GCC 12 keeps in memory.
+template <uint32_t... indices, class callable>
+HWY_INLINE void repeat(std::integer_sequence<uint32_t, indices...>, const callable& body) {
+    (body(std::integral_constant<uint32_t, indices>()), ...);
+}
+template <uint32_t count, class callable>
+HWY_INLINE void repeat(const callable& body) {
+    repeat(std::make_integer_sequence<uint32_t, count>(), body);
+}
+
+/// sum += 4 unsigned by 4 signed bytes of each lane. Written out, because GCC 12 copies the sums of
+/// the intrinsic.
+HWY_INLINE void add_products(__m512i& sum, __m512i codes, __m512i digit) {
+    asm("vpdpbusd %2, %1, %0" : "+v"(sum) : "v"(codes), "v"(digit));
+}
+
 /// The sums of products with each digit as one float; each is exact below 2^24.
 HWY_INLINE __m512 joined(const __m512i* sums) {
     const __m512 base = _mm512_set1_ps(256.0f);
-    __m512 all = _mm512_cvtepi32_ps(sums[digits - 1]);
-    for (uint32_t digit = digits - 1; digit-- > 0;) {
-        all = _mm512_fmadd_ps(all, base, _mm512_cvtepi32_ps(sums[digit]));
-    }
-    return all;
+    const __m512 upper =
+        _mm512_fmadd_ps(_mm512_cvtepi32_ps(sums[2]), base, _mm512_cvtepi32_ps(sums[1]));
+    return _mm512_fmadd_ps(upper, base, _mm512_cvtepi32_ps(sums[0]));
 }
 
 /// What unsigned codes, as the dot product takes them, have for 0. Where the zero differs from slot
@@ -69,7 +87,8 @@ HWY_INLINE __m512i to_common_zero(__m512 zero) {
     return _mm512_mullo_epi32(more, _mm512_set1_epi32(0x01010101));
 }
 
-/// A query head as whole numbers: the digits of all channels, [digit][dim], and numbers per group.
+/// A query head as whole numbers: for each four channels the bytes of a digit of theirs,
+/// [dim / 4][digit][4], and numbers per group.
 struct coded_query {
     const float* scale;    ///< [groups]
     const float* sum;      ///< [groups], of the numbers times the scale
@@ -99,7 +118,7 @@ inline void encode_query(const float* query, const coded_operand& keys, std::byt
             int32_t number = usable ? static_cast<int32_t>(std::lrint(query[i] * factor)) : 0;
             for (uint32_t digit = 0; digit < digits; ++digit) {
                 const int8_t lowest = static_cast<int8_t>(number);
-                bytes[digit * keys.dim + i] = lowest;
+                bytes[i / 4 * 4 * digits + 4 * digit + i % 4] = lowest;
                 totals[digit] += lowest;
                 number = (number - lowest) >> 8;
             }
@@ -136,7 +155,7 @@ HWY_INLINE __m512i low_nibbles(__m512i bytes) {
 }
 HWY_INLINE __m512i high_nibbles(__m512i bytes) { return low_nibbles(_mm512_srli_epi16(bytes, 4)); }
 
-HWY_INLINE __m512i four_bytes(const int8_t* at) {
+HWY_INLINE __m512i four_bytes(const std::byte* at) {
     int32_t word;
     std::memcpy(&word, at, sizeof word);
     return _mm512_set1_epi32(word);
@@ -153,7 +172,7 @@ HWY_NOINLINE void score_codes(const std::byte* const* tiles, const std::byte* co
         const std::byte* tile = tiles[t];
         const auto word = [&](uint32_t w) { return _mm512_loadu_si512(tile + w * 64); };
         __m512 total[heads];
-        for (uint32_t h = 0; h < heads; ++h) total[h] = _mm512_setzero_ps();
+        repeat<heads>([&](auto h) KVRT_INLINE_LAMBDA { total[h] = _mm512_setzero_ps(); });
         uint32_t w = 0;
         for (uint32_t g = 0; g < keys.groups; ++g) {
             const uint32_t first = g * keys.group, count = keys.channels(g);
@@ -165,23 +184,20 @@ HWY_NOINLINE void score_codes(const std::byte* const* tiles, const std::byte* co
                 more = to_common_zero(group.zero.raw);
             }
             __m512i sums[heads][digits];
-            for (uint32_t h = 0; h < heads; ++h) {
+            repeat<heads>([&](auto h) KVRT_INLINE_LAMBDA {
                 const coded_query query(queries + h * query_bytes, keys.dim, keys.groups);
-                for (uint32_t digit = 0; digit < digits; ++digit) {
+                repeat<digits>([&](auto digit) KVRT_INLINE_LAMBDA {
                     sums[h][digit] = _mm512_set1_epi32(query.start[g * digits + digit]);
-                }
-            }
-            const auto add = [&](__m512i codes, uint32_t channel) {
-                HWY_UNROLL(8)
-                for (uint32_t h = 0; h < heads; ++h) {
-                    const int8_t* query =
-                        reinterpret_cast<const int8_t*>(queries + h * query_bytes) + channel;
-                    HWY_UNROLL(3)
-                    for (uint32_t digit = 0; digit < digits; ++digit) {
-                        sums[h][digit] = _mm512_dpbusd_epi32(sums[h][digit], codes,
-                                                             four_bytes(query + digit * keys.dim));
-                    }
-                }
+                });
+            });
+            const auto add = [&](__m512i codes, uint32_t channel) KVRT_INLINE_LAMBDA {
+                const std::byte* query = queries + channel * digits;
+                repeat<heads>([&](auto h) KVRT_INLINE_LAMBDA {
+                    repeat<digits>([&](auto digit) KVRT_INLINE_LAMBDA {
+                        add_products(sums[h][digit], codes,
+                                     four_bytes(query + h * query_bytes + 4 * digit));
+                    });
+                });
             };
             if constexpr (kind == code_kind::signed_bytes) {
                 for (uint32_t i = 0; i < count; i += 4, ++w) {
@@ -202,7 +218,7 @@ HWY_NOINLINE void score_codes(const std::byte* const* tiles, const std::byte* co
                     add(high, first + count / 2 + i);
                 }
             }
-            for (uint32_t h = 0; h < heads; ++h) {
+            repeat<heads>([&](auto h) KVRT_INLINE_LAMBDA {
                 const coded_query query(queries + h * query_bytes, keys.dim, keys.groups);
                 const __m512 sum = _mm512_mul_ps(joined(sums[h]), _mm512_set1_ps(query.scale[g]));
                 total[h] = _mm512_fmadd_ps(sum, group.step.raw, total[h]);
@@ -210,14 +226,14 @@ HWY_NOINLINE void score_codes(const std::byte* const* tiles, const std::byte* co
                     total[h] =
                         _mm512_fmadd_ps(group.least.raw, _mm512_set1_ps(query.sum[g]), total[h]);
                 }
-            }
+            });
         }
         for (uint32_t m = code_words; m < keys.layout.words; ++m) {
             __builtin_prefetch(next_tiles[t] + m * 64, 0, 2);
         }
-        for (uint32_t h = 0; h < heads; ++h) {
+        repeat<heads>([&](auto h) KVRT_INLINE_LAMBDA {
             _mm512_storeu_ps(scores + h * run_slots + t * slot_group, total[h]);
-        }
+        });
     }
 }
 
@@ -330,10 +346,9 @@ HWY_INLINE void encode_weights(const value_groups& groups, const coded_operand& 
 
 /// `bytes` code bytes (up to 16) of the rows of 4 slots -> dword j holds byte j of the 4 slots.
 template <bool whole>
-HWY_INLINE __m512i interleaved(const value_rows& rows, uint32_t slot, uint32_t byte,
-                               uint32_t bytes) {
+HWY_INLINE __m512i interleaved(const std::byte* row, std::size_t row_bytes, uint32_t bytes) {
     const auto part = [&](uint32_t s) {
-        const std::byte* at = rows.of(slot + s) + byte;
+        const std::byte* at = row + s * row_bytes;
         if constexpr (whole) return _mm_loadu_si128(reinterpret_cast<const __m128i*>(at));
         return _mm_maskz_loadu_epi8(static_cast<__mmask16>((1u << bytes) - 1), at);
     };
@@ -368,16 +383,22 @@ HWY_INLINE void sum_codes(const value_rows& rows, const value_rows& next_rows, u
         return _mm512_set1_epi64(both);
     };
     __m512i sums[2][heads][digits];
-    for (uint32_t h = 0; h < heads; ++h) {
-        for (uint32_t digit = 0; digit < digits; ++digit) {
+    repeat<heads>([&](auto h) KVRT_INLINE_LAMBDA {
+        repeat<digits>([&](auto digit) KVRT_INLINE_LAMBDA {
             sums[0][h][digit] = sums[1][h][digit] = set(by.start[h][0] + digit, 4);
-        }
-    }
+        });
+    });
+    const std::size_t row_bytes = rows.row_bytes;
     const bool new_line = byte % 64 == 0 || byte % 64 + (is_nibbles(kind) ? 16 : 32) > 64;
     for (uint32_t quad = first_quad; quad < end_quad; ++quad) {
+        const std::byte* row = rows.of(4 * quad) + byte;
+        if (new_line) {
+            const std::byte* next = next_rows.of(4 * quad) + round_up(byte, 64u);
+            for (uint32_t s = 0; s < 4; ++s) __builtin_prefetch(next + s * row_bytes, 0, 2);
+        }
         __m512i codes[2];
         if constexpr (is_nibbles(kind)) {
-            __m512i both = interleaved<whole>(rows, 4 * quad, byte, bytes);
+            __m512i both = interleaved<whole>(row, row_bytes, bytes);
             if constexpr (together == 2) both = _mm512_permutexvar_epi32(mixed_places, both);
             codes[0] = unsigned_codes<kind>(low_nibbles(both));
             codes[1] = unsigned_codes<kind>(high_nibbles(both));
@@ -388,39 +409,32 @@ HWY_INLINE void sum_codes(const value_rows& rows, const value_rows& next_rows, u
             }
         } else {
             const uint32_t here = HWY_MIN(bytes, chunk_bytes);
-            codes[0] = unsigned_codes<kind>(interleaved<whole>(rows, 4 * quad, byte, here));
+            codes[0] = unsigned_codes<kind>(interleaved<whole>(row, row_bytes, here));
             codes[1] = unsigned_codes<kind>(
-                interleaved<whole>(rows, 4 * quad, byte + chunk_bytes, bytes - here));
+                interleaved<whole>(row + chunk_bytes, row_bytes, bytes - here));
         }
-        if (new_line) {
-            for (uint32_t s = 0; s < 4; ++s) {
-                __builtin_prefetch(next_rows.of(4 * quad + s) + round_up(byte, 64u), 0, 2);
-            }
-        }
-        HWY_UNROLL(4)
-        for (uint32_t h = 0; h < heads; ++h) {
-            HWY_UNROLL(3)
-            for (uint32_t digit = 0; digit < digits; ++digit) {
+        repeat<heads>([&](auto h) KVRT_INLINE_LAMBDA {
+            repeat<digits>([&](auto digit) KVRT_INLINE_LAMBDA {
                 const __m512i weight = set(by.at(h, quad, digit), 1);
-                sums[0][h][digit] = _mm512_dpbusd_epi32(sums[0][h][digit], codes[0], weight);
-                sums[1][h][digit] = _mm512_dpbusd_epi32(sums[1][h][digit], codes[1], weight);
-            }
-        }
+                add_products(sums[0][h][digit], codes[0], weight);
+                add_products(sums[1][h][digit], codes[1], weight);
+            });
+        });
     }
-    for (uint32_t v = 0; v < 2; ++v) {
-        for (uint32_t h = 0; h < heads; ++h) {
-            const auto floats = [&](const float* numbers) {
-                if constexpr (together == 1) return _mm512_set1_ps(numbers[0]);
-                int64_t both;
-                std::memcpy(&both, numbers, sizeof both);
-                return _mm512_castsi512_ps(_mm512_set1_epi64(both));
-            };
+    const auto floats = [](const float* numbers) {
+        if constexpr (together == 1) return _mm512_set1_ps(numbers[0]);
+        int64_t both;
+        std::memcpy(&both, numbers, sizeof both);
+        return _mm512_castsi512_ps(_mm512_set1_epi64(both));
+    };
+    repeat<2>([&](auto v) KVRT_INLINE_LAMBDA {
+        repeat<heads>([&](auto h) KVRT_INLINE_LAMBDA {
             __m512 sum =
                 _mm512_fmadd_ps(joined(sums[v][h]), floats(by.scale[h]), floats(by.offset[h]));
             if constexpr (together == 2) sum = _mm512_permutexvar_ps(unmixed_places, sum);
             out[v][h] = sum;
-        }
-    }
+        });
+    });
 }
 
 HWY_INLINE void add_masked(float* target, __mmask16 which, __m512 sum) {
@@ -501,6 +515,8 @@ HWY_NOINLINE void add_code_values(const std::byte* const* tiles, const std::byte
 }  // namespace HWY_NAMESPACE
 }  // namespace kvrt
 HWY_POP_ATTRIBUTES
+
+#undef KVRT_INLINE_LAMBDA
 
 #endif  // HWY_AVX3
 
