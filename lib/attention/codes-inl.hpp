@@ -161,79 +161,111 @@ HWY_INLINE __m512i four_bytes(const std::byte* at) {
     return _mm512_set1_epi32(word);
 }
 
+/// Scores of `count` tiles at `tiles`, which share each digit that is broadcast.
+template <code_kind kind, uint32_t heads, uint32_t count>
+HWY_INLINE void score_tiles(const std::byte* const* tiles, const std::byte* const* next_tiles,
+                            const coded_operand& keys, const std::byte* queries,
+                            uint32_t query_bytes, float* scores) {
+    const hn::CappedTag<float, slot_group> d;
+    const uint32_t code_words = keys.code_bytes / record_word;
+    const auto word = [&](uint32_t t, uint32_t w)
+                          KVRT_INLINE_LAMBDA { return _mm512_loadu_si512(tiles[t] + w * 64); };
+    __m512 total[count][heads];
+    repeat<count>([&](auto t) KVRT_INLINE_LAMBDA {
+        repeat<heads>([&](auto h) KVRT_INLINE_LAMBDA { total[t][h] = _mm512_setzero_ps(); });
+    });
+    uint32_t w = 0;
+    for (uint32_t g = 0; g < keys.groups; ++g) {
+        const uint32_t first = g * keys.group, channels = keys.channels(g);
+        __m512 step[count], least[count];
+        __m512i more[count];
+        repeat<count>([&](auto t) KVRT_INLINE_LAMBDA {
+            const auto group = read_group(d, keys, g, [&](uint32_t m) {
+                return hn::Vec<hn::Rebind<uint32_t, decltype(d)>>{word(t, code_words + m)};
+            });
+            step[t] = group.step.raw;
+            least[t] = group.least.raw;
+            more[t] = _mm512_setzero_si512();
+            if (kind == code_kind::nibbles && keys.has_least()) {
+                more[t] = to_common_zero(group.zero.raw);
+            }
+        });
+        __m512i sums[count][heads][digits];
+        repeat<heads>([&](auto h) KVRT_INLINE_LAMBDA {
+            const coded_query query(queries + h * query_bytes, keys.dim, keys.groups);
+            repeat<digits>([&](auto digit) KVRT_INLINE_LAMBDA {
+                repeat<count>([&](auto t) KVRT_INLINE_LAMBDA {
+                    sums[t][h][digit] = _mm512_set1_epi32(query.start[g * digits + digit]);
+                });
+            });
+        });
+        const auto add = [&](const __m512i(&codes)[count], uint32_t channel) KVRT_INLINE_LAMBDA {
+            const std::byte* query = queries + channel * digits;
+            repeat<heads>([&](auto h) KVRT_INLINE_LAMBDA {
+                repeat<digits>([&](auto digit) KVRT_INLINE_LAMBDA {
+                    const __m512i four = four_bytes(query + h * query_bytes + 4 * digit);
+                    repeat<count>([&](auto t) KVRT_INLINE_LAMBDA {
+                        add_products(sums[t][h][digit], codes[t], four);
+                    });
+                });
+            });
+        };
+        const uint32_t words = channels / (is_nibbles(kind) ? 8 : 4);
+        for (uint32_t i = 0; i < words; ++i, ++w) {
+            __m512i low[count], high[count];
+            repeat<count>([&](auto t) KVRT_INLINE_LAMBDA {
+                __builtin_prefetch(next_tiles[t] + w * 64, 0, 2);
+                const __m512i codes = word(t, w);
+                if constexpr (is_nibbles(kind)) {
+                    low[t] = unsigned_codes<kind>(low_nibbles(codes));
+                    high[t] = unsigned_codes<kind>(high_nibbles(codes));
+                    if constexpr (kind == code_kind::nibbles) {
+                        low[t] = _mm512_add_epi8(low[t], more[t]);
+                        high[t] = _mm512_add_epi8(high[t], more[t]);
+                    }
+                } else {
+                    low[t] = unsigned_codes<kind>(codes);
+                }
+            });
+            add(low, first + 4 * i);
+            if constexpr (is_nibbles(kind)) add(high, first + channels / 2 + 4 * i);
+        }
+        repeat<heads>([&](auto h) KVRT_INLINE_LAMBDA {
+            const coded_query query(queries + h * query_bytes, keys.dim, keys.groups);
+            const __m512 scale = _mm512_set1_ps(query.scale[g]);
+            repeat<count>([&](auto t) KVRT_INLINE_LAMBDA {
+                const __m512 sum = _mm512_mul_ps(joined(sums[t][h]), scale);
+                total[t][h] = _mm512_fmadd_ps(sum, step[t], total[t][h]);
+                if (keys.has_least()) {
+                    total[t][h] =
+                        _mm512_fmadd_ps(least[t], _mm512_set1_ps(query.sum[g]), total[t][h]);
+                }
+            });
+        });
+    }
+    for (uint32_t m = code_words; m < keys.layout.words; ++m) {
+        for (uint32_t t = 0; t < count; ++t) __builtin_prefetch(next_tiles[t] + m * 64, 0, 2);
+    }
+    repeat<count>([&](auto t) KVRT_INLINE_LAMBDA {
+        repeat<heads>([&](auto h) KVRT_INLINE_LAMBDA {
+            _mm512_storeu_ps(scores + h * run_slots + t * slot_group, total[t][h]);
+        });
+    });
+}
+
 /// scores[h][group * 16 + slot] = query h . key, for `heads` queries prepared by encode_query.
 template <code_kind kind, uint32_t heads>
 HWY_NOINLINE void score_codes(const std::byte* const* tiles, const std::byte* const* next_tiles,
                               uint32_t tile_count, const coded_operand& keys,
                               const std::byte* queries, uint32_t query_bytes, float* scores) {
-    const hn::CappedTag<float, slot_group> d;
-    const uint32_t code_words = keys.code_bytes / record_word;
-    for (uint32_t t = 0; t < tile_count; ++t) {
-        const std::byte* tile = tiles[t];
-        const auto word = [&](uint32_t w) { return _mm512_loadu_si512(tile + w * 64); };
-        __m512 total[heads];
-        repeat<heads>([&](auto h) KVRT_INLINE_LAMBDA { total[h] = _mm512_setzero_ps(); });
-        uint32_t w = 0;
-        for (uint32_t g = 0; g < keys.groups; ++g) {
-            const uint32_t first = g * keys.group, count = keys.channels(g);
-            const auto group = read_group(d, keys, g, [&](uint32_t m) {
-                return hn::Vec<hn::Rebind<uint32_t, decltype(d)>>{word(code_words + m)};
-            });
-            __m512i more = _mm512_setzero_si512();
-            if (kind == code_kind::nibbles && keys.has_least()) {
-                more = to_common_zero(group.zero.raw);
-            }
-            __m512i sums[heads][digits];
-            repeat<heads>([&](auto h) KVRT_INLINE_LAMBDA {
-                const coded_query query(queries + h * query_bytes, keys.dim, keys.groups);
-                repeat<digits>([&](auto digit) KVRT_INLINE_LAMBDA {
-                    sums[h][digit] = _mm512_set1_epi32(query.start[g * digits + digit]);
-                });
-            });
-            const auto add = [&](__m512i codes, uint32_t channel) KVRT_INLINE_LAMBDA {
-                const std::byte* query = queries + channel * digits;
-                repeat<heads>([&](auto h) KVRT_INLINE_LAMBDA {
-                    repeat<digits>([&](auto digit) KVRT_INLINE_LAMBDA {
-                        add_products(sums[h][digit], codes,
-                                     four_bytes(query + h * query_bytes + 4 * digit));
-                    });
-                });
-            };
-            if constexpr (kind == code_kind::signed_bytes) {
-                for (uint32_t i = 0; i < count; i += 4, ++w) {
-                    __builtin_prefetch(next_tiles[t] + w * 64, 0, 2);
-                    add(unsigned_codes<kind>(word(w)), first + i);
-                }
-            } else {
-                for (uint32_t i = 0; i < count / 2; i += 4, ++w) {
-                    __builtin_prefetch(next_tiles[t] + w * 64, 0, 2);
-                    const __m512i both = word(w);
-                    __m512i low = unsigned_codes<kind>(low_nibbles(both));
-                    __m512i high = unsigned_codes<kind>(high_nibbles(both));
-                    if constexpr (kind == code_kind::nibbles) {
-                        low = _mm512_add_epi8(low, more);
-                        high = _mm512_add_epi8(high, more);
-                    }
-                    add(low, first + i);
-                    add(high, first + count / 2 + i);
-                }
-            }
-            repeat<heads>([&](auto h) KVRT_INLINE_LAMBDA {
-                const coded_query query(queries + h * query_bytes, keys.dim, keys.groups);
-                const __m512 sum = _mm512_mul_ps(joined(sums[h]), _mm512_set1_ps(query.scale[g]));
-                total[h] = _mm512_fmadd_ps(sum, group.step.raw, total[h]);
-                if (keys.has_least()) {
-                    total[h] =
-                        _mm512_fmadd_ps(group.least.raw, _mm512_set1_ps(query.sum[g]), total[h]);
-                }
-            });
-        }
-        for (uint32_t m = code_words; m < keys.layout.words; ++m) {
-            __builtin_prefetch(next_tiles[t] + m * 64, 0, 2);
-        }
-        repeat<heads>([&](auto h) KVRT_INLINE_LAMBDA {
-            _mm512_storeu_ps(scores + h * run_slots + t * slot_group, total[h]);
-        });
+    uint32_t t = 0;
+    for (; t + 2 <= tile_count; t += 2) {
+        score_tiles<kind, heads, 2>(tiles + t, next_tiles + t, keys, queries, query_bytes,
+                                    scores + t * slot_group);
+    }
+    if (t < tile_count) {
+        score_tiles<kind, heads, 1>(tiles + t, next_tiles + t, keys, queries, query_bytes,
+                                    scores + t * slot_group);
     }
 }
 
@@ -280,7 +312,39 @@ HWY_INLINE void encode_weights(const value_groups& groups, const coded_operand& 
                                const float* weights, uint32_t first, uint32_t end,
                                coded_weights<heads, together>& out) {
     const uint32_t from = first / 16, to = (end + 15) / 16;
-    const int32_t zero = unsigned_zero(values);
+    const auto weight = [&](uint32_t h, uint32_t v) {
+        return _mm512_loadu_ps(weights + h * run_slots + 16 * v);
+    };
+    const auto product = [&](uint32_t g, uint32_t h, uint32_t v) {
+        return _mm512_mul_ps(weight(h, v), _mm512_load_ps(groups.step[g] + 16 * v));
+    };
+    // Of all groups and heads, 16 at a time: the largest product, what makes it largest_number.
+    const uint32_t pairs = values.groups * heads;
+    alignas(64) float largest[most_groups * heads + 16], factors[most_groups * heads + 16];
+    alignas(64) float scales[most_groups * heads + 16], offsets[most_groups * heads + 16];
+    for (uint32_t pair = 0; pair < pairs; ++pair) {
+        __m512i peak = _mm512_setzero_si512();
+        for (uint32_t v = from; v < to; ++v) {
+            // Bits of magnitudes order as they do, those that are not finite last.
+            const __m512i bits = _mm512_castps_si512(product(pair / heads, pair % heads, v));
+            peak = _mm512_max_epi32(peak, _mm512_and_si512(bits, _mm512_set1_epi32(0x7fffffff)));
+        }
+        largest[pair] = std::bit_cast<float>(_mm512_reduce_max_epi32(peak));
+    }
+    for (uint32_t pair = 0; pair < pairs; pair += 16) {
+        const __m512 peak = _mm512_load_ps(largest + pair);
+        const __m512 number = _mm512_set1_ps(largest_number);
+        const __m512 infinity = _mm512_set1_ps(std::numeric_limits<float>::infinity());
+        const __m512 factor = _mm512_div_ps(number, peak);
+        const __mmask16 finite = _mm512_cmp_ps_mask(peak, infinity, _CMP_LT_OQ);
+        const __mmask16 usable = _mm512_mask_cmp_ps_mask(finite, factor, infinity, _CMP_LT_OQ);
+        _mm512_store_ps(factors + pair, _mm512_maskz_mov_ps(usable, factor));
+        _mm512_store_ps(scales + pair, _mm512_maskz_div_ps(usable, peak, number));
+        _mm512_store_ps(offsets + pair,
+                        _mm512_mask_mov_ps(_mm512_set1_ps(std::numeric_limits<float>::quiet_NaN()),
+                                           finite, _mm512_setzero_ps()));
+    }
+    const __m128i zero = _mm_set1_epi32(-unsigned_zero(values));
     for (uint32_t g = 0; g < round_up(values.groups, together); ++g) {
         auto& chunk = out.groups[g / together];
         const uint32_t side = g % together;
@@ -291,44 +355,29 @@ HWY_INLINE void encode_weights(const value_groups& groups, const coded_operand& 
                 }
                 continue;
             }
-            __m512 products[run_slots / 16];
-            __m512i peak = _mm512_setzero_si512();
-            for (uint32_t v = from; v < to; ++v) {
-                products[v] = _mm512_mul_ps(_mm512_loadu_ps(weights + h * run_slots + 16 * v),
-                                            _mm512_load_ps(groups.step[g] + 16 * v));
-                // Bits of magnitudes order as they do, those that are not finite last.
-                peak = _mm512_max_epi32(peak, _mm512_and_si512(_mm512_castps_si512(products[v]),
-                                                               _mm512_set1_epi32(0x7fffffff)));
-            }
-            const float largest = std::bit_cast<float>(_mm512_reduce_max_epi32(peak));
-            const bool finite = std::isfinite(largest);
-            const bool usable = finite && std::isfinite(largest_number / largest);
-            const __m512 factor = _mm512_set1_ps(usable ? largest_number / largest : 0.0f);
+            // Where the factor is 0 for what is not finite, digits may be anything.
+            const __m512 factor = _mm512_set1_ps(factors[g * heads + h]);
             __m512i totals = _mm512_setzero_si512();
             for (uint32_t v = from; v < to; ++v) {
                 const __m512i words =
-                    usable ? digits_of(_mm512_cvtps_epi32(_mm512_mul_ps(products[v], factor)))
-                           : _mm512_setzero_si512();
+                    digits_of(_mm512_cvtps_epi32(_mm512_mul_ps(product(g, h, v), factor)));
                 _mm512_store_si512(chunk.words[h][v][side], words);
-                totals = _mm512_dpbusd_epi32(totals, _mm512_set1_epi8(1), words);
+                add_products(totals, _mm512_set1_epi8(1), words);
             }
             const __m256i half = _mm256_add_epi32(_mm512_castsi512_si256(totals),
                                                   _mm512_extracti64x4_epi64(totals, 1));
             const __m128i total =
                 _mm_add_epi32(_mm256_castsi256_si128(half), _mm256_extracti128_si256(half, 1));
             _mm_storeu_si128(reinterpret_cast<__m128i*>(chunk.start[h][side]),
-                             _mm_mullo_epi32(total, _mm_set1_epi32(-zero)));
-            chunk.scale[h][side] = usable ? largest / largest_number : 0.0f;
-            float offset = finite ? 0.0f : NAN;
-            if (values.has_least()) {
-                __m512 sum = _mm512_setzero_ps();
-                for (uint32_t v = from; v < to; ++v) {
-                    sum = _mm512_fmadd_ps(_mm512_loadu_ps(weights + h * run_slots + 16 * v),
-                                          _mm512_load_ps(groups.least[g] + 16 * v), sum);
-                }
-                offset += _mm512_reduce_add_ps(sum);
+                             _mm_mullo_epi32(total, zero));
+            chunk.scale[h][side] = scales[g * heads + h];
+            chunk.offset[h][side] = offsets[g * heads + h];
+            if (!values.has_least()) continue;
+            __m512 sum = _mm512_setzero_ps();
+            for (uint32_t v = from; v < to; ++v) {
+                sum = _mm512_fmadd_ps(weight(h, v), _mm512_load_ps(groups.least[g] + 16 * v), sum);
             }
-            chunk.offset[h][side] = offset;
+            chunk.offset[h][side] += _mm512_reduce_add_ps(sum);
         }
         if constexpr (together == 2) {
             if (side == 0) continue;

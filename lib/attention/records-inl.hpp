@@ -175,6 +175,9 @@ inline void prepare_query(const float* query, const coded_operand& keys, std::by
 
 // ---- Keys -------------------------------------------------------------------------------------
 
+alignas(16) inline constexpr uint8_t doubled_e2m1_table[16] = {
+    0, 1, 2, 3, 4, 6, 8, 12, 0, 0xff, 0xfe, 0xfd, 0xfc, 0xfa, 0xf8, 0xf4};
+
 /// Twice the numbers of e2m1 codes in the low nibbles of bytes.
 template <class tag8>
 HWY_INLINE hn::Vec<tag8> doubled_e2m1(tag8 d8, hn::Vec<tag8> codes) {
@@ -408,6 +411,8 @@ inline void read_value_groups(const coded_operand& values, const value_rows& row
     const hn::Rebind<uint32_t, decltype(d)> du;
     const hn::Rebind<int32_t, decltype(d)> di;
     constexpr uint32_t lanes = static_cast<uint32_t>(hn::MaxLanes(d));
+    const uint32_t meta_words = (rows.row_bytes - values.code_bytes) / record_word;
+    alignas(64) int32_t words[most_groups][slot_group];
     const auto offsets =
         hn::Mul(hn::Iota(di, 0), hn::Set(di, static_cast<int32_t>(rows.row_bytes)));
     for (uint32_t slot = first / lanes * lanes; slot < end; slot += lanes) {
@@ -416,11 +421,11 @@ inline void read_value_groups(const coded_operand& values, const value_rows& row
             hn::RebindMask(d, hn::And(hn::Gt(index, hn::Set(di, static_cast<int32_t>(first) - 1)),
                                       hn::Lt(index, hn::Set(di, static_cast<int32_t>(end)))));
         const std::byte* meta = rows.of(slot) + values.code_bytes;
-        const auto word = [&](uint32_t m) {
-            return hn::BitCast(
-                du, hn::GatherOffset(di, reinterpret_cast<const int32_t*>(meta + m * record_word),
-                                     offsets));
-        };
+        for (uint32_t m = 0; m < meta_words; ++m) {
+            const int32_t* column = reinterpret_cast<const int32_t*>(meta + m * record_word);
+            hn::Store(hn::GatherOffset(di, column, offsets), di, words[m]);
+        }
+        const auto word = [&](uint32_t m) { return hn::BitCast(du, hn::Load(di, words[m])); };
         for (uint32_t g = 0; g < values.groups; ++g) {
             const auto group = read_group(d, values, g, word);
             hn::StoreU(hn::IfThenElseZero(inside, group.step), d, out.step[g] + slot);
@@ -484,27 +489,16 @@ HWY_INLINE void load_codes(tag d, tag8 d8, const std::byte* codes, hn::Vec<tag> 
         out[0] = hn::Sub(hn::BitCast(d, hn::OrAnd(base, both, hn::Set(du, 15u))), zero);
         out[1] = hn::Sub(hn::BitCast(d, hn::Or(base, hn::ShiftRight<4>(both))), zero);
     } else {
-        // In full vectors: their bytes have table lookups everywhere.
-        const hn::FixedTag<uint8_t, 16> d16x8;
+        const hn::FixedTag<uint8_t, 16> full;
         const hn::Rebind<int8_t, tag> di8;
-        alignas(16) uint8_t numbers[2][16];
-        hn::Vec<decltype(d16x8)> both;
-        if constexpr (hn::MaxLanes(tag()) == 16) {
-            both = hn::LoadU(d16x8, bytes);
-        } else {
-            hn::Store(hn::Zero(d16x8), d16x8, numbers[0]);
-            std::memcpy(numbers[0], bytes, hn::Lanes(d));
-            both = hn::Load(d16x8, numbers[0]);
-        }
-        const auto nibble = hn::Set(d16x8, uint8_t{15});
-        const hn::Repartition<uint16_t, decltype(d16x8)> dw;
-        const auto high = hn::BitCast(d16x8, hn::ShiftRight<4>(hn::BitCast(dw, both)));
-        hn::Store(doubled_e2m1(d16x8, hn::And(both, nibble)), d16x8, numbers[0]);
-        hn::Store(doubled_e2m1(d16x8, hn::And(high, nibble)), d16x8, numbers[1]);
-        for (uint32_t v = 0; v < 2; ++v) {
-            const int8_t* at = reinterpret_cast<const int8_t*>(numbers[v]);
-            out[v] = hn::ConvertTo(d, hn::PromoteTo(di, hn::LoadU(di8, at)));
-        }
+        const auto table = hn::Load(full, doubled_e2m1_table);
+        const auto both = hn::LoadU(d8, bytes);
+        const auto numbers = [&](hn::Vec<tag8> nibbles) {
+            const auto number = hn::BitCast(di8, hn::TableLookupBytes(table, nibbles));
+            return hn::ConvertTo(d, hn::PromoteTo(di, number));
+        };
+        out[0] = numbers(hn::And(both, hn::Set(d8, uint8_t{15})));
+        out[1] = numbers(hn::ShiftRight<4>(both));
     }
 }
 
