@@ -2,7 +2,7 @@
 //
 // A run is up to 64 slots. For each KV head of a run: scores of all its query heads (a register
 // holds 16 slots of one dimension, so there are no horizontal sums), the softmax of the run, then
-// the weighted values. Operands of integer codes are taken by codes-inl.hpp instead. While a tile
+// the weighted values. Records are taken by records-inl.hpp and codes-inl.hpp instead. While a tile
 // is used, the tile that comes next for the same place in the run (next head, or the next run's
 // block through the table) is prefetched.
 
@@ -17,8 +17,10 @@
 #include <algorithm>
 #include <cmath>
 #include <limits>
+#include <type_traits>
 
 #include "attention/codes-inl.hpp"
+#include "attention/records-inl.hpp"
 #include "attention/softmax-inl.hpp"
 #include "base/checked.hpp"
 #include "format/rotation.hpp"
@@ -194,53 +196,102 @@ value_function value_of(element type, uint32_t heads) {
     }
 }
 
-// Where there is no 8-bit dot product, integer codes are left to the blocked kernel.
 #if HWY_TARGET == HWY_AVX3
-
-bool reads_codes() {
+/// Whether the operand's codes are whole numbers, and multiplied as such (codes-inl.hpp).
+bool multiplies_codes(const tile_layout& layout, const operand_layout& operand) {
     static const bool has_dot_products = __builtin_cpu_supports("avx512vnni") != 0;
-    return has_dot_products;
+    return has_dot_products && !layout.codes_as_floats && !is_fp8(operand.format->reading.codes);
 }
+#endif
 
-template <code_kind kind>
-void score_coded_heads(const run_tiles& tiles, const coded_operand& keys, uint32_t heads,
-                       const std::byte* queries, uint32_t query_bytes, float* scores) {
-    constexpr decltype(&score_codes<kind, 1>) table[max_together] = {
-        score_codes<kind, 1>, score_codes<kind, 2>, score_codes<kind, 3>, score_codes<kind, 4>,
-        score_codes<kind, 5>, score_codes<kind, 6>, score_codes<kind, 7>, score_codes<kind, 8>};
-    table[heads - 1](tiles.keys, tiles.next_keys, tiles.groups, keys, queries, query_bytes, scores);
-}
-
-void score_coded(const run_tiles& tiles, const operand_layout& layout, uint32_t head,
-                 uint32_t heads, const std::byte* queries, uint32_t query_bytes, float* scores) {
-    const coded_operand keys(layout, head);
-    switch (keys.reading.codes) {
+/// Calls body(kind) with the operand's code_kind as a constant.
+template <class callable>
+void with_kind(const coded_operand& operand, const callable& body) {
+    switch (operand.reading.codes) {
         case code_kind::signed_bytes:
-            return score_coded_heads<code_kind::signed_bytes>(tiles, keys, heads, queries,
-                                                              query_bytes, scores);
+            return body(std::integral_constant<code_kind, code_kind::signed_bytes>());
         case code_kind::nibbles:
-            return score_coded_heads<code_kind::nibbles>(tiles, keys, heads, queries, query_bytes,
-                                                         scores);
-        default:
-            return score_coded_heads<code_kind::e2m1_nibbles>(tiles, keys, heads, queries,
-                                                              query_bytes, scores);
+            return body(std::integral_constant<code_kind, code_kind::nibbles>());
+        case code_kind::e2m1_nibbles:
+            return body(std::integral_constant<code_kind, code_kind::e2m1_nibbles>());
+        case code_kind::e4m3_bytes:
+            return body(std::integral_constant<code_kind, code_kind::e4m3_bytes>());
+        case code_kind::e5m2_bytes:
+            return body(std::integral_constant<code_kind, code_kind::e5m2_bytes>());
+        case code_kind::none:
+            return;
     }
 }
 
-void add_coded_values(const run_tiles& tiles, const operand_layout& layout, uint32_t head,
+/// The same with the number of heads, 1 to 4.
+template <class callable>
+void with_heads(uint32_t heads, const callable& body) {
+    switch (heads) {
+        case 1:
+            return body(std::integral_constant<uint32_t, 1>());
+        case 2:
+            return body(std::integral_constant<uint32_t, 2>());
+        case 3:
+            return body(std::integral_constant<uint32_t, 3>());
+        default:
+            return body(std::integral_constant<uint32_t, 4>());
+    }
+}
+
+#if HWY_TARGET != HWY_SCALAR
+
+void score_coded(const run_tiles& tiles, const tile_layout& layout, uint32_t head, uint32_t heads,
+                 const std::byte* queries, uint32_t query_bytes, float* scores) {
+    const coded_operand keys(layout.keys, head);
+    for (uint32_t done = 0; done < heads; done += 4) {
+        with_kind(keys, [&](auto kind_constant) {
+            constexpr code_kind kind = decltype(kind_constant)::value;
+            with_heads(std::min(4u, heads - done), [&](auto count) {
+                constexpr uint32_t some = decltype(count)::value;
+                const auto run = [&](auto* kernel) {
+                    kernel(tiles.keys, tiles.next_keys, tiles.groups, keys,
+                           queries + done * query_bytes, query_bytes, scores + done * run_slots);
+                };
+                if constexpr (is_fp8(kind)) {
+                    run(&score_fp8<kind, some>);
+                } else {
+#if HWY_TARGET == HWY_AVX3
+                    if (multiplies_codes(layout, layout.keys)) return run(&score_codes<kind, some>);
+#endif
+                    run(&score_records<kind, some>);
+                }
+            });
+        });
+    }
+}
+
+void add_coded_values(const run_tiles& tiles, const tile_layout& layout, uint32_t head,
                       uint32_t heads, const float* weights, uint32_t first, uint32_t end,
                       float* out) {
-    const coded_operand values(layout, head);
-    switch (values.reading.codes) {
-        case code_kind::signed_bytes:
-            return add_code_values<code_kind::signed_bytes>(tiles.values, tiles.next_values, values,
-                                                            heads, weights, first, end, out);
-        case code_kind::nibbles:
-            return add_code_values<code_kind::nibbles>(tiles.values, tiles.next_values, values,
-                                                       heads, weights, first, end, out);
-        default:
-            return add_code_values<code_kind::e2m1_nibbles>(tiles.values, tiles.next_values, values,
-                                                            heads, weights, first, end, out);
+    const coded_operand values(layout.values, head);
+    for (uint32_t done = 0; done < heads; done += 4) {
+        with_kind(values, [&](auto kind_constant) {
+            constexpr code_kind kind = decltype(kind_constant)::value;
+            with_heads(std::min(4u, heads - done), [&](auto count) {
+                constexpr uint32_t some = decltype(count)::value;
+                const auto run = [&](auto* kernel) {
+                    kernel(tiles.values, tiles.next_values, values, weights + done * run_slots,
+                           first, end, out + done * values.dim);
+                };
+#if HWY_TARGET == HWY_AVX3
+                if constexpr (!is_fp8(kind)) {
+                    if (multiplies_codes(layout, layout.values)) {
+                        // Groups of 16 nibbles are halves of a chunk.
+                        if constexpr (kind == code_kind::e2m1_nibbles) {
+                            if (values.group == 16) return run(&add_code_values<kind, some, 2>);
+                        }
+                        return run(&add_code_values<kind, some, 1>);
+                    }
+                }
+#endif
+                run(&add_record_values<kind, some>);
+            });
+        });
     }
 }
 
@@ -249,19 +300,30 @@ void encode_query_heads(const tile_layout& layout, uint32_t query_heads, const f
     const coded_operand keys(layout.keys, 0);
     const uint32_t bytes = coded_query_bytes(layout);
     for (uint32_t head = 0; head < query_heads; ++head) {
-        encode_query(queries + uint64_t{head} * keys.dim, keys, out + uint64_t{head} * bytes);
+        const float* query = queries + uint64_t{head} * keys.dim;
+        std::byte* target = out + uint64_t{head} * bytes;
+#if HWY_TARGET == HWY_AVX3
+        if (multiplies_codes(layout, layout.keys)) {
+            encode_query(query, keys, target);
+            continue;
+        }
+#endif
+        prepare_query(query, keys, target);
     }
 }
 
+bool reads_codes() { return true; }
+
 #else
 
-bool reads_codes() { return false; }
-
-void score_coded(const run_tiles&, const operand_layout&, uint32_t, uint32_t, const std::byte*,
+void score_coded(const run_tiles&, const tile_layout&, uint32_t, uint32_t, const std::byte*,
                  uint32_t, float*) {}
-void add_coded_values(const run_tiles&, const operand_layout&, uint32_t, uint32_t, const float*,
+void add_coded_values(const run_tiles&, const tile_layout&, uint32_t, uint32_t, const float*,
                       uint32_t, uint32_t, float*) {}
 void encode_query_heads(const tile_layout&, uint32_t, const float*, std::byte*) {}
+
+// Vectors of one lane have no pieces: records are left to the blocked kernel.
+bool reads_codes() { return false; }
 
 #endif
 
@@ -335,7 +397,7 @@ struct decoder {
             if (layout.keys.plain()) {
                 score_of(layout.keys.type, heads)(tiles, queries + done * key_dim, key_dim, scores);
             } else {
-                score_coded(tiles, layout.keys, head, heads,
+                score_coded(tiles, layout, head, heads,
                             piece.coded_queries + uint64_t{query_head} * query_bytes, query_bytes,
                             scores);
             }
@@ -349,7 +411,7 @@ struct decoder {
                 value_of(layout.values.type, heads)(tiles, scores, first - run, end - run,
                                                     value_dim, values);
             } else {
-                add_coded_values(tiles, layout.values, head, heads, scores, first - run, end - run,
+                add_coded_values(tiles, layout, head, heads, scores, first - run, end - run,
                                  values);
             }
         }
@@ -453,8 +515,9 @@ uint32_t coded_query_bytes(const tile_layout& layout) {
     const operand_layout& keys = layout.keys;
     if (keys.plain() || keys.tiled()) return 0;
     const uint32_t groups = keys.format->groups(keys.dim);
-    // Three digits of a byte per channel, two floats per group: codes-inl.hpp.
-    return round_up(3 * keys.dim + 2 * groups * static_cast<uint32_t>(sizeof(float)), 64u);
+    // Floats and a sum per group (records-inl.hpp), or three digits of a byte per channel, two
+    // floats and three sums per group (codes-inl.hpp).
+    return round_up(4 * keys.dim + 5 * 4 * groups, 64u);
 }
 
 void encode_queries(const tile_layout& layout, uint32_t query_heads, const float* queries,

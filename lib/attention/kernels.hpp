@@ -34,7 +34,7 @@ struct attend_piece {
     uint32_t first_head = 0, end_head = 0;
     uint32_t first_row = 0, end_row = 0;       ///< within the item; partials are of these rows
     const float* queries = nullptr;            ///< decode: load_queries of the row, all heads
-    const std::byte* coded_queries = nullptr;  ///< decode of integer codes: encode_queries of them
+    const std::byte* coded_queries = nullptr;  ///< decode of records: encode_queries of them
 };
 
 /// Query heads [first_head, first_head + heads) of a row of the tensor, times the layer's scale, as
@@ -48,7 +48,7 @@ bool decode_reads(const tile_layout& layout);
 /// Bytes of a query head that encode_queries writes, a multiple of 64; 0: nothing is written.
 uint32_t coded_query_bytes(const tile_layout& layout);
 
-/// Brings the queries of a row into the form that integer codes of keys are multiplied with.
+/// Brings the queries of a row into the form that codes of keys are multiplied with.
 void encode_queries(const tile_layout& layout, uint32_t query_heads, const float* queries,
                     std::byte* out);
 

@@ -60,10 +60,11 @@ struct tile_codec {
                  uint32_t count, float* rows) = nullptr;
 };
 
-/// Codes that stand for whole numbers c, so that x = step * (c - zero) + least, with what a group's
-/// metadata say of step and least: products with them need no floating point. Such a format tells
-/// kernels how to read its records; `none` leaves them to decode().
-enum class code_kind { none, signed_bytes, nibbles, e2m1_nibbles };
+/// Codes that stand for numbers c, so that x = step * (c - zero) + least, with what a group's
+/// metadata say of step and least. Such a format tells kernels how to read its records; `none`
+/// leaves them to decode(). All but those of fp8 are whole: products with them need no floating
+/// point.
+enum class code_kind { none, signed_bytes, nibbles, e2m1_nibbles, e4m3_bytes, e5m2_bytes };
 enum class group_kind { none, f16_step, f16_step_least, f32_step, e4m3_step, e8m0_step };
 
 struct code_reading {

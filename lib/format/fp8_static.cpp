@@ -39,21 +39,25 @@ uint32_t encode_e5m2(const float* row, uint32_t dim, const row_constants& consta
 
 }  // namespace
 
-const format_description fp8_e4m3_format = {.id = KV_FORMAT_FP8_E4M3,
-                                            .name = "fp8_e4m3",
-                                            .kind = format_class::token_local,
-                                            .code_bits = 8,
-                                            .takes_scales = true,
-                                            .needs_scales = true,
-                                            .encode = encode_e4m3,
-                                            .decode = decode<e4m3_to_f32>};
-const format_description fp8_e5m2_format = {.id = KV_FORMAT_FP8_E5M2,
-                                            .name = "fp8_e5m2",
-                                            .kind = format_class::token_local,
-                                            .code_bits = 8,
-                                            .takes_scales = true,
-                                            .needs_scales = true,
-                                            .encode = encode_e5m2,
-                                            .decode = decode<e5m2_to_f32>};
+const format_description fp8_e4m3_format = {
+    .id = KV_FORMAT_FP8_E4M3,
+    .name = "fp8_e4m3",
+    .kind = format_class::token_local,
+    .code_bits = 8,
+    .takes_scales = true,
+    .needs_scales = true,
+    .reading = {code_kind::e4m3_bytes, group_kind::none, 0.0f, 1.0f},
+    .encode = encode_e4m3,
+    .decode = decode<e4m3_to_f32>};
+const format_description fp8_e5m2_format = {
+    .id = KV_FORMAT_FP8_E5M2,
+    .name = "fp8_e5m2",
+    .kind = format_class::token_local,
+    .code_bits = 8,
+    .takes_scales = true,
+    .needs_scales = true,
+    .reading = {code_kind::e5m2_bytes, group_kind::none, 0.0f, 1.0f},
+    .encode = encode_e5m2,
+    .decode = decode<e5m2_to_f32>};
 
 }  // namespace kvrt

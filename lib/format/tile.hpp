@@ -99,6 +99,9 @@ struct tile_layout {
     operand_layout keys;
     operand_layout values;
     uint32_t block_bytes = 0;  ///< a multiple of 64
+    /// Decode attention multiplies whole-numbered codes as floats, as where the processor has no
+    /// 8-bit dot products; for tests.
+    bool codes_as_floats = false;
 };
 
 /// Lays out a block. block_tokens is a multiple of 16 (and of what a tile-local format asks), dims

@@ -63,13 +63,15 @@ void decode_int4(const std::byte* record, uint32_t dim, const row_constants&, fl
 
 }  // namespace
 
-const format_description fp8_token_format = {.id = KV_FORMAT_FP8_TOKEN,
-                                             .name = "fp8_token",
-                                             .kind = format_class::token_local,
-                                             .code_bits = 8,
-                                             .group_bytes = 4,
-                                             .encode = encode_fp8,
-                                             .decode = decode_fp8};
+const format_description fp8_token_format = {
+    .id = KV_FORMAT_FP8_TOKEN,
+    .name = "fp8_token",
+    .kind = format_class::token_local,
+    .code_bits = 8,
+    .group_bytes = 4,
+    .reading = {code_kind::e4m3_bytes, group_kind::f32_step, 0.0f, 1.0f},
+    .encode = encode_fp8,
+    .decode = decode_fp8};
 const format_description int8_token_format = {
     .id = KV_FORMAT_INT8_TOKEN,
     .name = "int8_token",

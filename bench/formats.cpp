@@ -1,0 +1,278 @@
+// Decode attention over every storage format against f16, in turn within one run:
+//
+//   formats decode q8_0 kv=16384 threads=1 target=AVX3 f16_us=... us=... ratio=... low=... high=...
+//       best=... append_us=... append_share=...
+//
+// ratio         how many times as fast as f16: the median over rounds of f16, format, f16, ...;
+//               low and high are the quartiles
+// best          the same of the fastest rounds of either
+// append_us     storing one token's key and value of all heads, rounding or quantising included
+// append_share  that, as a share of the attention of the step that it belongs to
+//
+// 8 KV heads of 128 dimensions, 4 query heads each, blocks of 16 tokens of normal numbers.
+// Sequences are taken in turn; in f16 they hold 768 MiB, so that nothing comes from caches. --hot
+// takes one sequence only, which comes from where it fits: what is computed is left.
+//
+//   bench_formats [--quick] [--hot] [--threads N] [--target NAME] [--kv TOKENS] [FORMAT ...]
+#include <fmt/format.h>
+#include <sys/mman.h>
+
+#include "base/simd_targets.hpp"
+// After it.
+#include <hwy/targets.h>
+
+#include <algorithm>
+#include <chrono>
+#include <cstdlib>
+#include <cstring>
+#include <random>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "attention/attend.hpp"
+#include "format/encode.hpp"
+
+namespace kvrt {
+namespace {
+
+constexpr uint32_t kv_heads = 8, query_heads = 32, dim = 128, block_tokens = 16;
+constexpr uint64_t cold_bytes = uint64_t{768} << 20;
+
+constexpr uint32_t all_formats[] = {
+    KV_FORMAT_F32,       KV_FORMAT_BF16,       KV_FORMAT_FP8_E4M3, KV_FORMAT_FP8_E5M2,
+    KV_FORMAT_FP8_TOKEN, KV_FORMAT_INT8_TOKEN, KV_FORMAT_Q8_0,     KV_FORMAT_INT4_TOKEN,
+    KV_FORMAT_Q4_0,      KV_FORMAT_Q4_1,       KV_FORMAT_NVFP4,    KV_FORMAT_MXFP4,
+};
+
+struct options {
+    bool quick = false;
+    bool hot = false;
+    uint32_t threads = 1;
+    std::vector<uint32_t> contexts = {16384, 65536};
+    std::vector<std::string_view> formats;
+};
+
+template <class callable>
+double seconds(const callable& body) {
+    const auto start = std::chrono::steady_clock::now();
+    body();
+    return std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+}
+
+double quantile(std::vector<double> values, double share) {
+    std::sort(values.begin(), values.end());
+    return values[static_cast<std::size_t>(share * static_cast<double>(values.size() - 1) + 0.5)];
+}
+
+/// Rows of normal numbers in the caller's memory, as an engine hands them over.
+struct normal_rows {
+    normal_rows(uint32_t rows, uint32_t heads, uint32_t seed)
+        : numbers(std::size_t{rows} * heads * dim), per_row(int64_t{heads} * dim) {
+        std::mt19937 random(seed);
+        std::normal_distribution<float> normal;
+        for (float& number : numbers) number = normal(random);
+    }
+    tensor_view view() {
+        return {reinterpret_cast<std::byte*>(numbers.data()), element::f32, per_row, dim, 1};
+    }
+    std::vector<float> numbers;
+    int64_t per_row;
+};
+
+/// Sequences of one format, in an arena of huge pages.
+class stored_sequences {
+  public:
+    stored_sequences(const format_description& keys, const format_description& values,
+                     uint32_t tokens, uint32_t count, executor& threads)
+        : tokens_(tokens), count_(count), threads_(threads), out_(1, query_heads, 1) {
+        layer_.layout =
+            make_tile_layout(tile_order::native, block_tokens, kv_heads, dim, dim, keys, values);
+        layer_.query_heads = query_heads;
+        layer_.kv_heads = kv_heads;
+        layer_.scale = 0.08838835f;
+        const uint32_t block_bytes = layer_.layout.block_bytes;
+        blocks_.resize(std::size_t{count} * tokens / block_tokens);
+        for (uint32_t i = 0; i < blocks_.size(); ++i) blocks_[i] = i * (block_bytes / block_unit);
+        bytes_ = blocks_.size() * uint64_t{block_bytes};
+        void* memory =
+            mmap(nullptr, bytes_, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+        if (memory == MAP_FAILED) {
+            fmt::print(stderr, "no memory for {} bytes\n", bytes_);
+            std::exit(1);
+        }
+        madvise(memory, bytes_, MADV_HUGEPAGE);
+        arena_ = static_cast<std::byte*>(memory);
+        fill();
+        workspace_.resize(attend_workspace_bytes(layer_, tokens));
+    }
+    ~stored_sequences() { munmap(arena_, bytes_); }
+    stored_sequences(const stored_sequences&) = delete;
+    stored_sequences& operator=(const stored_sequences&) = delete;
+
+    /// One query row over sequence `index`.
+    double attend_seconds(uint32_t index, normal_rows& query) {
+        attend_item item;
+        item.blocks = table(index);
+        item.rows = 1;
+        item.slots = tokens_;
+        item.next_position = tokens_;
+        attend_call call;
+        call.layer = &layer_;
+        call.arena = arena_;
+        call.items = &item;
+        call.item_count = 1;
+        call.workspace = workspace_.data();
+        call.workspace_bytes = workspace_.size();
+        call.queries = query.view();
+        call.out = out_.view();
+        return seconds([&] { attend(call, threads_); });
+    }
+
+    /// Storing one token, averaged over the slots of the sequence's last block.
+    double append_seconds(uint32_t index, normal_rows& keys, normal_rows& values) {
+        const double time = seconds([&] {
+            for (uint32_t slot = 0; slot < block_tokens; ++slot) {
+                write(table(index), tokens_ - block_tokens + slot, slot, 1, keys, values);
+            }
+        });
+        return time / block_tokens;
+    }
+
+    uint32_t count() const { return count_; }
+
+  private:
+    const block_id* table(uint32_t index) const {
+        return blocks_.data() + std::size_t{index} * tokens_ / block_tokens;
+    }
+    void write(const block_id* blocks, uint32_t first_slot, uint32_t first_row, uint32_t rows,
+               normal_rows& keys, normal_rows& values) {
+        write_item item;
+        item.blocks = blocks;
+        item.first_slot = first_slot;
+        item.first_row = first_row;
+        item.rows = rows;
+        write_rows(layer_.layout, arena_, &item, 1, keys.view(), values.view(), {}, threads_);
+    }
+    /// Some blocks are written, the others are copies of them.
+    void fill() {
+        constexpr uint32_t drawn = 16;
+        const uint32_t rows = drawn * block_tokens;
+        normal_rows keys(rows, kv_heads, 11), values(rows, kv_heads, 12);
+        write(blocks_.data(), 0, 0, rows, keys, values);
+        const uint64_t some = uint64_t{drawn} * layer_.layout.block_bytes;
+        for (uint64_t at = some; at < bytes_; at += some) {
+            std::memcpy(arena_ + at, arena_, std::min(some, bytes_ - at));
+        }
+    }
+
+    attend_layer layer_;
+    uint32_t tokens_, count_;
+    executor& threads_;
+    std::byte* arena_ = nullptr;
+    uint64_t bytes_ = 0;
+    std::vector<block_id> blocks_;
+    std::vector<std::byte> workspace_;
+    normal_rows out_;
+};
+
+void compare(const format_description& format, stored_sequences& plain, stored_sequences& stored,
+             uint32_t tokens, const options& chosen) {
+    normal_rows query(1, query_heads, 13), keys(block_tokens, kv_heads, 14),
+        values(block_tokens, kv_heads, 15);
+    const uint32_t rounds = chosen.quick ? 8 : 32;
+    std::vector<double> plain_times, times, ratios, append_times, shares;
+    for (uint32_t round = 0; round < rounds; ++round) {
+        const uint32_t sequence = round % plain.count();
+        const double before = plain.attend_seconds(sequence, query);
+        const double time = stored.attend_seconds(sequence, query);
+        const double append = stored.append_seconds(sequence, keys, values);
+        plain_times.push_back(before);
+        times.push_back(time);
+        ratios.push_back(before / time);
+        append_times.push_back(append);
+        shares.push_back(append / time);
+    }
+    fmt::print(
+        "formats decode {} kv={} threads={} target={} f16_us={:.0f} us={:.0f} ratio={:.2f} "
+        "low={:.2f} high={:.2f} best={:.2f} append_us={:.2f} append_share={:.4f}\n",
+        format.name, tokens, chosen.threads, attend_target_name(), quantile(plain_times, 0.5) * 1e6,
+        quantile(times, 0.5) * 1e6, quantile(ratios, 0.5), quantile(ratios, 0.25),
+        quantile(ratios, 0.75), quantile(plain_times, 0.0) / quantile(times, 0.0),
+        quantile(append_times, 0.5) * 1e6, quantile(shares, 0.5));
+    std::fflush(stdout);
+}
+
+bool named(const options& chosen, const char* name) {
+    return chosen.formats.empty() ||
+           std::find(chosen.formats.begin(), chosen.formats.end(), name) != chosen.formats.end();
+}
+
+int run(const options& chosen) {
+    host_allocator allocator;
+    executor threads;
+    if (threads.start(allocator, chosen.threads, nullptr) < 0) return 1;
+    for (const uint32_t tokens : chosen.contexts) {
+        const format_description& f16 = *find_format(KV_FORMAT_F16, operand_role::keys);
+        const uint64_t bytes = uint64_t{tokens} * kv_heads * 2 * dim * 2;
+        const uint32_t count =
+            chosen.hot ? 1 : static_cast<uint32_t>(std::max<uint64_t>(1, cold_bytes / bytes));
+        stored_sequences plain(f16, f16, tokens, count, threads);
+        for (const uint32_t id : all_formats) {
+            const format_description* keys = find_format(id, operand_role::keys);
+            const format_description* values = find_format(id, operand_role::values);
+            if (keys == nullptr || values == nullptr || !named(chosen, keys->name)) continue;
+            stored_sequences stored(*keys, *values, tokens, count, threads);
+            compare(*keys, plain, stored, tokens, chosen);
+        }
+    }
+    return 0;
+}
+
+bool choose_target(std::string_view name) {
+    for (int64_t rest = hwy::SupportedTargets() & HWY_TARGETS; rest != 0; rest &= rest - 1) {
+        const int64_t target = rest & -rest;
+        if (name != hwy::TargetName(target)) continue;
+        hwy::GetChosenTarget().Update(target);
+        return true;
+    }
+    return false;
+}
+
+bool parse(int count, char** words, options& chosen) {
+    for (int i = 1; i < count; ++i) {
+        const std::string_view word = words[i];
+        const bool more = i + 1 < count;
+        if (word == "--quick") {
+            chosen.quick = true;
+        } else if (word == "--hot") {
+            chosen.hot = true;
+        } else if (word == "--threads" && more) {
+            chosen.threads = static_cast<uint32_t>(std::max(1, std::atoi(words[++i])));
+        } else if (word == "--kv" && more) {
+            const int tokens = std::max(256, std::atoi(words[++i]));
+            chosen.contexts = {static_cast<uint32_t>(tokens) / 256 * 256};
+        } else if (word == "--target" && more) {
+            if (!choose_target(words[++i])) return false;
+        } else if (word.substr(0, 2) == "--") {
+            return false;
+        } else {
+            chosen.formats.push_back(word);
+        }
+    }
+    return true;
+}
+
+}  // namespace
+}  // namespace kvrt
+
+int main(int count, char** words) {
+    kvrt::options chosen;
+    if (!kvrt::parse(count, words, chosen)) {
+        fmt::print(stderr,
+                   "usage: bench_formats [--quick] [--hot] [--threads N] [--target NAME] "
+                   "[--kv TOKENS] [FORMAT ...]\n");
+        return 2;
+    }
+    return kvrt::run(chosen);
+}
