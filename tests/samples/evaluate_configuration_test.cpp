@@ -254,6 +254,7 @@ TEST_CASE("docs/formats.md: every format is there, with the bytes that the libra
             model.layer_count = 1;
             kv_pool_config config = KV_INIT(kv_pool_config);
             config.arena_bytes = 64u << 20;
+            config.block_tokens = 64;
             kv_plan_report plan = KV_INIT(kv_plan_report);
             REQUIRE(kv_plan(&config, &model, &plan) == KV_OK);
             const std::uint64_t bytes = std::stoul(cells[dim == 64 ? 3 : 4]);
