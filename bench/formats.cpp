@@ -10,6 +10,7 @@
 // append_share  that, as a share of the attention of the step that it belongs to
 //
 // 8 KV heads of 128 dimensions, 4 query heads each, blocks of 16 tokens of normal numbers.
+// Times are the thread's own where there is one, and of the wall where there are more.
 // Sequences are taken in turn; in f16 they hold 768 MiB, so that nothing comes from caches. --hot
 // takes one sequence only, which comes from where it fits: what is computed is left.
 //
@@ -22,9 +23,9 @@
 #include <hwy/targets.h>
 
 #include <algorithm>
-#include <chrono>
 #include <cstdlib>
 #include <cstring>
+#include <ctime>
 #include <random>
 #include <string>
 #include <string_view>
@@ -53,11 +54,18 @@ struct options {
     std::vector<std::string_view> formats;
 };
 
+/// Of the clock on the wall; with one thread of its own time, which others do not take from it.
+double now(const executor& threads) {
+    timespec time;
+    clock_gettime(threads.concurrency() == 1 ? CLOCK_THREAD_CPUTIME_ID : CLOCK_MONOTONIC, &time);
+    return static_cast<double>(time.tv_sec) + 1e-9 * static_cast<double>(time.tv_nsec);
+}
+
 template <class callable>
-double seconds(const callable& body) {
-    const auto start = std::chrono::steady_clock::now();
+double seconds(const executor& threads, const callable& body) {
+    const double start = now(threads);
     body();
-    return std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+    return now(threads) - start;
 }
 
 double quantile(std::vector<double> values, double share) {
@@ -126,12 +134,12 @@ class stored_sequences {
         call.workspace_bytes = workspace_.size();
         call.queries = query.view();
         call.out = out_.view();
-        return seconds([&] { attend(call, threads_); });
+        return seconds(threads_, [&] { attend(call, threads_); });
     }
 
     /// Storing one token, averaged over the slots of the sequence's last block.
     double append_seconds(uint32_t index, normal_rows& keys, normal_rows& values) {
-        const double time = seconds([&] {
+        const double time = seconds(threads_, [&] {
             for (uint32_t slot = 0; slot < block_tokens; ++slot) {
                 write(table(index), tokens_ - block_tokens + slot, slot, 1, keys, values);
             }

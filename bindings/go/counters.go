@@ -154,13 +154,18 @@ func classStatsOf(from *C.kv_class_stats) ClassStats {
 	}
 }
 
-// LayerStats counts, per KV head, the elements written to a layer since the pool's creation that
-// were beyond the largest number of their format and scale, and were stored as that number. Static
-// fp8 is where it happens: a layer whose counts grow needs other scales, or a format that scales
-// each token.
+// LayerStats counts what happened to a layer since the pool's creation. Saturated are, per KV head,
+// the elements written that were beyond the largest number of their format and scale, and were
+// stored as that number. Static fp8 is where it happens: a layer whose counts grow needs other
+// scales, or a format that scales each token.
 type LayerStats struct {
 	SaturatedKeys   []uint64 // [KVHeads]
 	SaturatedValues []uint64 // [KVHeads]
+
+	// Of FormatKIVI4 and the like: rows that left a block and were coded again, by compaction or
+	// after a sequence went back, and their change, root mean square, as a share of their own.
+	RecodedRows   uint64
+	RecodingError float64
 }
 
 // LayerStats may be called by any goroutine at any time. A layer that shares another's cache shows
@@ -174,13 +179,15 @@ func (p *Pool) LayerStats(layer uint32) (LayerStats, error) {
 	if err := failure(read.result); err != nil {
 		return LayerStats{}, err
 	}
-	heads := read.kv_heads
-	stats := LayerStats{make([]uint64, heads), make([]uint64, heads)}
+	heads := read.stats.kv_heads
+	stats := LayerStats{SaturatedKeys: make([]uint64, heads), SaturatedValues: make([]uint64, heads)}
 	read = C.kvgo_pool_get_layer_stats(p.handle, C.uint32_t(layer), heads,
 		(*C.uint64_t)(&stats.SaturatedKeys[0]), (*C.uint64_t)(&stats.SaturatedValues[0]))
 	if err := failure(read.result); err != nil {
 		return LayerStats{}, err
 	}
+	stats.RecodedRows = uint64(read.stats.recoded_rows)
+	stats.RecodingError = float64(read.stats.recoding_error)
 	return stats, nil
 }
 
@@ -256,7 +263,8 @@ func planOf(from *C.kv_plan_report) Plan {
 }
 
 // Capabilities is what the library at hand can do. In Formats, Devices, Layouts, Scorers and
-// Selections the bit of a constant's value is set.
+// Selections the bit of a constant's value is set. A bit of Formats means that keys can be stored
+// so; values too, but for FormatAffine4.
 type Capabilities struct {
 	Formats         uint64
 	Devices         uint64

@@ -117,7 +117,7 @@ func TestCapabilitiesAndVersion(t *testing.T) {
 	got, err := GetCapabilities()
 	must(t, err)
 	for name, fine := range map[string]bool{
-		"formats":    got.Formats == 1<<(FormatMXFP4+1)-1<<FormatF32, // all but the default
+		"formats":    got.Formats == 1<<(FormatAffine4+1)-1<<FormatF32, // all but the default
 		"devices":    got.Devices == 1<<DeviceCPU,
 		"layouts":    got.Layouts == 1<<LayoutNative|1<<LayoutHND|1<<LayoutNHD,
 		"scorers":    got.Scorers>>ScorerRandom&1 == 1,
@@ -161,7 +161,7 @@ func TestWrongPools(t *testing.T) {
 		}, ErrInvalid, "value_storage: scales[1]"},
 		"scale one and another": {func(_ *Config, m *Model) {
 			m.Layers[0].KeyFormat = FormatFP8E4M3
-			m.Layers[0].KeyStorage = &Storage{StorageScaleOne, []float32{2}}
+			m.Layers[0].KeyStorage = &Storage{Flags: StorageScaleOne, Scales: []float32{2}}
 		}, ErrInvalid, "SCALE_ONE"},
 		"storage flags": {func(_ *Config, m *Model) {
 			m.Layers[0].KeyStorage = &Storage{Flags: 1 << 9}

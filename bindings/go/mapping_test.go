@@ -139,8 +139,10 @@ func TestArgumentsKeepTheirPlaces(t *testing.T) {
 	sameFields(t, reflect.ValueOf(rope), reflect.ValueOf(memory.rope(&rope)).Elem(),
 		"flags")
 
-	layer := Layer{KeyStorage: &Storage{StorageScaleOne, []float32{2, 3}},
-		ValueStorage: &Storage{StorageRotate, []float32{4}}}
+	layer := Layer{
+		KeyStorage: &Storage{Flags: StorageScaleOne, Scales: []float32{2, 3}, ChannelHeads: 1,
+			ChannelDim: 2, ChannelMeans: []float32{5, 6}, ChannelScales: []float32{7, 8}},
+		ValueStorage: &Storage{Flags: StorageRotate, Scales: []float32{4}}}
 	distinct(reflect.ValueOf(&layer).Elem())
 	model, err := memory.model(Model{Layers: []Layer{{}, layer}})
 	must(t, err)
@@ -155,6 +157,11 @@ func TestArgumentsKeepTheirPlaces(t *testing.T) {
 	if keys.scale_count != 2 || values.scale_count != 1 || *values.scales != 4 ||
 		unsafe.Slice(keys.scales, 2)[0] != 2 || unsafe.Slice(keys.scales, 2)[1] != 3 {
 		t.Errorf("scales: %+v, %+v", keys, values)
+	}
+	means, scales := unsafe.Slice(keys.channel_means, 2), unsafe.Slice(keys.channel_scales, 2)
+	if means[0] != 5 || means[1] != 6 || scales[0] != 7 || scales[1] != 8 ||
+		values.channel_means != nil || values.channel_scales != nil {
+		t.Errorf("constants of channels: %+v, %+v", keys, values)
 	}
 
 	statistics := QueryStatistics{Layer: 1, QueryHeads: 2, Bands: 3, Tokens: 4,

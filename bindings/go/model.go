@@ -20,7 +20,8 @@ const (
 	RopeInterleaved RopeStyle = C.KV_ROPE_INTERLEAVED
 )
 
-// Rope is how the engine rotated the keys and queries it hands over. TriAttention alone needs it.
+// Rope is how the engine rotated the keys and queries it hands over. TriAttention needs it,
+// and keys in FormatAffine4.
 type Rope struct {
 	Style              RopeStyle
 	Dimensions         uint32    // rotated dimensions of a head; 0: all of KeyDim

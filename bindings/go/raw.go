@@ -28,6 +28,7 @@ func rawStructs() map[string]any {
 		"kv_compress_options":    C.kv_compress_options{},
 		"kv_compress_report":     C.kv_compress_report{},
 		"kv_query_statistics":    C.kv_query_statistics{},
+		"kv_affine_fit":          C.kv_affine_fit{},
 		"kv_class_stats":         C.kv_class_stats{},
 		"kv_pool_stats":          C.kv_pool_stats{},
 		"kv_layer_stats":         C.kv_layer_stats{},

@@ -103,6 +103,8 @@ type CompressReport struct {
 	BlocksCopied   uint64 // fresh ones, taken because the old ones were shared
 	SlabsGivenBack uint64
 	Nanoseconds    uint64
+	RecodedRows    uint64  // of FormatKIVI4 and the like: rows that left a block, coded again
+	RecodingError  float64 // their change, root mean square, as a share of their own
 }
 
 // Compress runs one round now, by `policy` or, if it is nil, the sequence's own. Inside an open
@@ -132,5 +134,7 @@ func compressReportOf(from *C.kv_compress_report) CompressReport {
 		BlocksCopied:   uint64(from.blocks_copied),
 		SlabsGivenBack: uint64(from.slabs_given_back),
 		Nanoseconds:    uint64(from.nanoseconds),
+		RecodedRows:    uint64(from.recoded_rows),
+		RecodingError:  float64(from.recoding_error),
 	}
 }

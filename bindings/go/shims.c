@@ -166,6 +166,7 @@ kvgo_tables kvgo_step_export(uintptr_t step, uint32_t layer, kvgo_buffers buffer
     tables->positions = buffers.positions;
     tables->slot_positions = buffers.slot_positions;
     tables->slot_indptr = buffers.slot_indptr;
+    tables->sealed_blocks = buffers.sealed_blocks;
     tables->indices_capacity = buffers.indices_capacity;
     tables->item_capacity = buffers.item_capacity;
     tables->token_capacity = buffers.token_capacity;
@@ -174,7 +175,7 @@ kvgo_tables kvgo_step_export(uintptr_t step, uint32_t layer, kvgo_buffers buffer
     tables->block_table = tables->indptr = tables->indices = tables->last_page_len = NULL;
     tables->slot_mapping = NULL;
     tables->query_start = tables->kv_len = tables->positions = NULL;
-    tables->slot_positions = tables->slot_indptr = NULL;
+    tables->slot_positions = tables->slot_indptr = tables->sealed_blocks = NULL;
     return out;
 }
 
@@ -267,6 +268,24 @@ kvgo_result kvgo_pool_load_statistics(uintptr_t pool, const char* path) {
     return finish(kv_pool_load_statistics(pool_of(pool), path));
 }
 
+kvgo_affine_fit kvgo_seq_fit_affine(uintptr_t pool, kv_seq seq, uint32_t layer, uint32_t kv_heads,
+                                    uint32_t key_dim, uint64_t first_position, uint64_t tokens,
+                                    float* channel_means, float* channel_scales) {
+    kv_affine_fit fit = KV_INIT(kv_affine_fit);
+    fit.layer = layer;
+    fit.kv_heads = kv_heads;
+    fit.key_dim = key_dim;
+    fit.first_position = first_position;
+    fit.tokens = tokens;
+    fit.channel_means = channel_means;
+    fit.channel_scales = channel_scales;
+    kvgo_affine_fit out = {{KV_OK, NULL}, 0, 0};
+    out.result = finish(kv_seq_fit_affine(pool_of(pool), seq, &fit));
+    out.tokens_used = fit.tokens_used;
+    out.identity = fit.identity;
+    return out;
+}
+
 /* ---- Counters, capacity, capabilities ----------------------------------------------------- */
 
 kvgo_pool_stats kvgo_pool_get_stats(uintptr_t pool) {
@@ -281,16 +300,15 @@ kvgo_class_stats kvgo_pool_get_class_stats(uintptr_t pool, uint32_t class_index)
     return out;
 }
 
-kvgo_heads kvgo_pool_get_layer_stats(uintptr_t pool, uint32_t layer, uint32_t head_capacity,
-                                     uint64_t* saturated_keys, uint64_t* saturated_values) {
-    kv_layer_stats stats = KV_INIT(kv_layer_stats);
-    stats.layer = layer;
-    stats.head_capacity = head_capacity;
-    stats.saturated_keys = saturated_keys;
-    stats.saturated_values = saturated_values;
-    kvgo_heads out = {{KV_OK, NULL}, 0};
-    out.result = finish(kv_pool_get_layer_stats(pool_of(pool), &stats));
-    out.kv_heads = stats.kv_heads;
+kvgo_layer_stats kvgo_pool_get_layer_stats(uintptr_t pool, uint32_t layer, uint32_t head_capacity,
+                                           uint64_t* saturated_keys, uint64_t* saturated_values) {
+    kvgo_layer_stats out = {{KV_OK, NULL}, KV_INIT(kv_layer_stats)};
+    out.stats.layer = layer;
+    out.stats.head_capacity = head_capacity;
+    out.stats.saturated_keys = saturated_keys;
+    out.stats.saturated_values = saturated_values;
+    out.result = finish(kv_pool_get_layer_stats(pool_of(pool), &out.stats));
+    out.stats.saturated_keys = out.stats.saturated_values = NULL;
     return out;
 }
 

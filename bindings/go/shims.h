@@ -110,13 +110,13 @@ kvgo_result kvgo_step_cancel(uintptr_t step);
 
 /* ---- Tables and attention ----------------------------------------------------------------- */
 
-/* The in-part of kv_tables, its fields in the same order. */
+/* The in-part of kv_tables. */
 typedef struct kvgo_buffers {
     int32_t* block_table;
     uint64_t block_table_stride, block_table_capacity;
     int32_t *indptr, *indices, *last_page_len;
     int64_t* slot_mapping;
-    int32_t *query_start, *kv_len, *positions, *slot_positions, *slot_indptr;
+    int32_t *query_start, *kv_len, *positions, *slot_positions, *slot_indptr, *sealed_blocks;
     uint64_t indices_capacity, item_capacity, token_capacity, slot_positions_capacity;
 } kvgo_buffers;
 
@@ -165,6 +165,16 @@ kvgo_count kvgo_seq_get_statistics(uintptr_t pool, kv_seq seq, kvgo_statistics s
 kvgo_result kvgo_seq_save_statistics(uintptr_t pool, kv_seq seq, const char* path);
 kvgo_result kvgo_pool_load_statistics(uintptr_t pool, const char* path);
 
+typedef struct kvgo_affine_fit {
+    kvgo_result result;
+    uint64_t tokens_used, identity;
+} kvgo_affine_fit;
+
+/* The constants are [kv_heads, key_dim] each. */
+kvgo_affine_fit kvgo_seq_fit_affine(uintptr_t pool, kv_seq seq, uint32_t layer, uint32_t kv_heads,
+                                    uint32_t key_dim, uint64_t first_position, uint64_t tokens,
+                                    float* channel_means, float* channel_scales);
+
 /* ---- Counters, capacity, capabilities ----------------------------------------------------- */
 
 typedef struct kvgo_pool_stats {
@@ -177,10 +187,10 @@ typedef struct kvgo_class_stats {
     kv_class_stats stats;
 } kvgo_class_stats;
 
-typedef struct kvgo_heads {
+typedef struct kvgo_layer_stats {
     kvgo_result result;
-    uint32_t kv_heads;
-} kvgo_heads;
+    kv_layer_stats stats; /* its arrays are NULL */
+} kvgo_layer_stats;
 
 typedef struct kvgo_plan_report {
     kvgo_result result;
@@ -195,8 +205,8 @@ typedef struct kvgo_capabilities_report {
 kvgo_pool_stats kvgo_pool_get_stats(uintptr_t pool);
 kvgo_class_stats kvgo_pool_get_class_stats(uintptr_t pool, uint32_t class_index);
 /* The counts are [head_capacity] or NULL: without them it says how many heads there are. */
-kvgo_heads kvgo_pool_get_layer_stats(uintptr_t pool, uint32_t layer, uint32_t head_capacity,
-                                     uint64_t* saturated_keys, uint64_t* saturated_values);
+kvgo_layer_stats kvgo_pool_get_layer_stats(uintptr_t pool, uint32_t layer, uint32_t head_capacity,
+                                           uint64_t* saturated_keys, uint64_t* saturated_values);
 kvgo_plan_report kvgo_plan(const kv_pool_config* config, const kv_model* model, uint64_t sequences,
                            uint64_t tokens_per_sequence, uint32_t layer);
 kvgo_capabilities_report kvgo_capabilities(void);

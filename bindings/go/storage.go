@@ -30,6 +30,23 @@ const (
 	FormatQ4_1      Format = C.KV_FORMAT_Q4_1
 	FormatNVFP4     Format = C.KV_FORMAT_NVFP4
 	FormatMXFP4     Format = C.KV_FORMAT_MXFP4
+	// FormatKIVI4 is 4-bit integers; of keys, 32 tokens of a channel share a scale and a minimum,
+	// of values 32 channels of a token. Keys stay f16 until their block is full. BlockTokens must
+	// be a multiple of 32.
+	FormatKIVI4 Format = C.KV_FORMAT_KIVI4
+	FormatKIVI2 Format = C.KV_FORMAT_KIVI2 // the same with 2 bits
+	// FormatKVARN4 is 4-bit integers of rotated rows whose variances are levelled over a block,
+	// which stay f16 until it is full. BlockTokens must be a multiple of 64.
+	FormatKVARN4 Format = C.KV_FORMAT_KVARN4
+	FormatKVARN2 Format = C.KV_FORMAT_KVARN2 // the same with 2 bits
+	// FormatTurbo4 is rotated rows in 4 bits: keys as a norm and levels of a normal distribution,
+	// values with a scale and a minimum, per token and head.
+	FormatTurbo4 Format = C.KV_FORMAT_TURBO4
+	FormatTurbo3 Format = C.KV_FORMAT_TURBO3 // the same with 3 bits
+	// FormatAffine4 is for keys alone, so that values need a format of their own: 4 bits, less a
+	// mean and over a scale per channel of keys before rotation. It wants the channel constants of
+	// Storage, and a Rope also where nothing is rotated (RopeNone).
+	FormatAffine4 Format = C.KV_FORMAT_AFFINE4
 )
 
 // StorageFlags are the KV_STORAGE_* of kvrt.h.
@@ -87,7 +104,7 @@ func (m Model) WithPreset(preset Preset) (Model, error) {
 	return out, nil
 }
 
-// constantStorage is a storage of the library's own, which has no scales.
+// constantStorage is a storage of the library's own, which has no arrays.
 func constantStorage(from *C.kv_storage) *Storage {
 	if from == nil {
 		return nil
@@ -100,12 +117,32 @@ func constantStorage(from *C.kv_storage) *Storage {
 type Storage struct {
 	Flags  StorageFlags
 	Scales []float32 // one of the layer, or [KVHeads]; finite and positive, copied
+
+	// Constants for FormatAffine4, [ChannelHeads, ChannelDim] each, which Pool.FitAffine measures;
+	// finite, and scales positive; copied. They belong to the model like its weights: pools and
+	// processes that exchange bytes need the same.
+	ChannelMeans  []float32
+	ChannelScales []float32
+	ChannelHeads  uint32 // the layer's KVHeads
+	ChannelDim    uint32 // the layer's KeyDim
 }
 
 // check refuses what does not fit into a kv_storage.
 func (s *Storage) check(layer int, name string) error {
-	if s != nil && uint64(len(s.Scales)) > math.MaxUint32 {
+	if s == nil {
+		return nil
+	}
+	if uint64(len(s.Scales)) > math.MaxUint32 {
 		return invalid("layer %d: %s has %d scales", layer, name, len(s.Scales))
+	}
+	needed := uint64(s.ChannelHeads) * uint64(s.ChannelDim)
+	if uint64(len(s.ChannelMeans)) != needed {
+		return invalid("layer %d: %s: ChannelMeans has %d elements, %d are needed", layer, name,
+			len(s.ChannelMeans), needed)
+	}
+	if uint64(len(s.ChannelScales)) != needed {
+		return invalid("layer %d: %s: ChannelScales has %d elements, %d are needed", layer, name,
+			len(s.ChannelScales), needed)
 	}
 	return nil
 }
@@ -119,5 +156,9 @@ func (t *transfer) storage(storage *Storage) *C.kv_storage {
 	out.flags = C.uint32_t(storage.Flags)
 	out.scales = t.floats(storage.Scales)
 	out.scale_count = C.uint32_t(len(storage.Scales))
+	out.channel_means = t.floats(storage.ChannelMeans)
+	out.channel_scales = t.floats(storage.ChannelScales)
+	out.channel_heads = C.uint32_t(storage.ChannelHeads)
+	out.channel_dim = C.uint32_t(storage.ChannelDim)
 	return out
 }

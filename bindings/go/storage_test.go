@@ -74,9 +74,7 @@ func TestAttentionOverQuantisedStorage(t *testing.T) {
 			layer := Layer{QueryHeads: queryHeads, KVHeads: kvHeads, KeyDim: keyDim,
 				ValueDim: valueDim, KeyFormat: kind.keys, ValueFormat: kind.values,
 				KeyStorage: kind.storage, ValueStorage: kind.storage}
-			config := smallConfig(0)
-			config.BlockTokens = 32
-			pool := newPool(t, config, Model{Layers: []Layer{layer}})
+			pool := newPool(t, smallConfig(0), Model{Layers: []Layer{layer}})
 			const rows = 40
 			step := reserve(t, pool, newSequence(t, pool, nil), rows)
 			keys, values := random(rows*kvHeads*keyDim, 1), random(rows*kvHeads*valueDim, 2)
@@ -152,8 +150,10 @@ func TestStaticScalesSaturateAndAreCounted(t *testing.T) {
 			t.Errorf("head %d is %v, want %v", head, got, wanted)
 		}
 	}
-	for layer, wanted := range []LayerStats{{[]uint64{0, 0}, []uint64{0, 0}},
-		{[]uint64{1, 2}, []uint64{2, 1}}, {[]uint64{1, 2}, []uint64{2, 1}}} {
+	for layer, wanted := range []LayerStats{
+		{SaturatedKeys: []uint64{0, 0}, SaturatedValues: []uint64{0, 0}},
+		{SaturatedKeys: []uint64{1, 2}, SaturatedValues: []uint64{2, 1}},
+		{SaturatedKeys: []uint64{1, 2}, SaturatedValues: []uint64{2, 1}}} {
 		got, err := pool.LayerStats(uint32(layer))
 		must(t, err)
 		if !reflect.DeepEqual(got, wanted) {

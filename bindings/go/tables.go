@@ -25,6 +25,7 @@ type TableBuffers struct {
 	Positions        []int32 // [tokens] of the new tokens
 	SlotPositions    []int32 // [KV heads, SlotIndptr[items]] of every slot of every item
 	SlotIndptr       []int32 // [items + 1]: sums of KVLen
+	SealedBlocks     []int32 // [items]: how many of an item's first blocks are sealed
 }
 
 // Tables are the sizes of what was exported, and where words lie in a block: of the keys,
@@ -35,6 +36,11 @@ type TableBuffers struct {
 // bytes from the block's beginning lies one of a row's KeyWords; of the values likewise. In f32,
 // f16 and bf16 a word is an element. When a buffer is too small (ErrLimit) the sizes are those that
 // are needed.
+//
+// With FormatKIVI4 and the like, the first SealedBlocks of an item are coded whole, and are not to
+// be written: a head's keys lie SealedKeyOffset + head * SealedKeyHeadBytes bytes from the block's
+// beginning. All that is not called sealed is about the blocks behind them, where new rows go. In
+// other layers nothing is sealed.
 type Tables struct {
 	IndicesCount       uint64
 	SlotPositionsCount uint64
@@ -63,6 +69,19 @@ type Tables struct {
 	ValueWords         uint32
 	KeyWordBytes       uint32 // of a word
 	ValueWordBytes     uint32
+
+	SealedKeyFormat      Format
+	SealedValueFormat    Format
+	SealedBlockBytes     int64
+	SealedKeyOffset      int64 // bytes
+	SealedValueOffset    int64
+	SealedKeyHeadBytes   int64
+	SealedValueHeadBytes int64
+
+	// Hashes of what the bytes of a row depend on besides the row. Rows of one pool can be read in
+	// another where they are equal.
+	KeyIdentity   uint64
+	ValueIdentity uint64
 }
 
 // BlockMemory is the memory that exported ids address, lent for the length of a callback: the pool
@@ -73,14 +92,14 @@ type BlockMemory struct {
 	keyScales   unsafe.Pointer
 	valueScales unsafe.Pointer
 	stride      uint64
-	bytes       uint64
-	ids         []int32 // of all items, as the library named them
+	listed      listedBlocks
 	over        atomic.Bool
 	once        sync.Once
-	named       map[int32]struct{} // made of ids when the first block is asked for
+	named       map[int32]uint64 // bytes of a block; made when the first is asked for
 }
 
-// Block is the memory of one of the blocks that the exported tables name. Only the slots of the
+// Block is the memory of one of the blocks that the exported tables name, of SealedBlockBytes or,
+// where it is not sealed, BlockBytes. Only the slots of the
 // step's new tokens may be written: other sequences may read the rest. The slice must not be kept
 // longer than the BlockMemory; nothing stops its use afterwards, when the memory is another's or
 // gone.
@@ -89,17 +108,15 @@ func (m *BlockMemory) Block(id int32) ([]byte, error) {
 		return nil, errMemoryReturned
 	}
 	m.once.Do(func() {
-		m.named = make(map[int32]struct{}, len(m.ids))
-		for _, id := range m.ids {
-			m.named[id] = struct{}{}
-		}
+		m.named = m.listed.bytesOfEach()
 	})
-	if _, known := m.named[id]; !known {
+	bytes, known := m.named[id]
+	if !known {
 		return nil, invalid("id %d is none of the %d blocks that the tables of this layer and "+
 			"step name", id, len(m.named))
 	}
 	offset := uint64(id) * m.stride
-	return unsafe.Slice((*byte)(unsafe.Add(m.base, offset)), m.bytes), nil
+	return unsafe.Slice((*byte)(unsafe.Add(m.base, offset)), bytes), nil
 }
 
 // Base is the address of id 0, for kernels in C; nil once the callback has returned.
@@ -117,14 +134,45 @@ func (m *BlockMemory) lent(address unsafe.Pointer) unsafe.Pointer {
 	return address
 }
 
-// blockIDs is the library's own list of a layer's blocks, whatever became of the caller's buffers.
-func (s Step) blockIDs(step *openStep, layer uint32, count uint64) ([]int32, error) {
-	ids := make([]int32, count)
-	listed := C.kvgo_step_export(step.handle, C.uint32_t(layer), C.kvgo_buffers{
-		indices:          int32Pointer(ids),
-		indices_capacity: C.uint64_t(count),
+// listedBlocks is the library's own list of a layer's blocks, whatever became of the caller's
+// buffers.
+type listedBlocks struct {
+	ids                []int32 // of all items
+	indptr             []int32 // [items + 1]
+	sealed             []int32 // [items]
+	bytes, sealedBytes uint64  // of a block
+}
+
+func (l *listedBlocks) bytesOfEach() map[int32]uint64 {
+	named := make(map[int32]uint64, len(l.ids))
+	for item, sealed := range l.sealed {
+		for i, id := range l.ids[l.indptr[item]:l.indptr[item+1]] {
+			named[id] = l.bytes
+			if int32(i) < sealed {
+				named[id] = l.sealedBytes
+			}
+		}
+	}
+	return named
+}
+
+func (s Step) listBlocks(step *openStep, layer uint32, tables *Tables) (listedBlocks, error) {
+	items := tables.ItemCount
+	list := listedBlocks{
+		ids:         make([]int32, tables.IndicesCount),
+		indptr:      make([]int32, items+1),
+		sealed:      make([]int32, items),
+		bytes:       uint64(tables.BlockBytes),
+		sealedBytes: uint64(tables.SealedBlockBytes),
+	}
+	exported := C.kvgo_step_export(step.handle, C.uint32_t(layer), C.kvgo_buffers{
+		indices:          int32Pointer(list.ids),
+		indptr:           int32Pointer(list.indptr),
+		sealed_blocks:    int32Pointer(list.sealed),
+		indices_capacity: C.uint64_t(len(list.ids)),
+		item_capacity:    C.uint64_t(items),
 	})
-	return ids, s.pool.failure(listed.result)
+	return list, s.pool.failure(exported.result)
 }
 
 // Export fills the buffers for one layer of a reserved step; the layer counts as written then.
@@ -139,9 +187,9 @@ func (s Step) Export(layer uint32, buffers *TableBuffers, use func(*BlockMemory)
 	exported := C.kvgo_step_export(step.handle, C.uint32_t(layer), native)
 	err = s.pool.failure(exported.result)
 	tables := tablesOf(&exported.tables)
-	var ids []int32
+	var listed listedBlocks
 	if err == nil && use != nil {
-		ids, err = s.blockIDs(step, layer, tables.IndicesCount)
+		listed, err = s.listBlocks(step, layer, &tables)
 	}
 	lends := err == nil && use != nil && s.pool.stay() == nil
 	s.pool.leave()
@@ -153,8 +201,7 @@ func (s Step) Export(layer uint32, buffers *TableBuffers, use func(*BlockMemory)
 		keyScales:   unsafe.Pointer(exported.tables.key_scales),
 		valueScales: unsafe.Pointer(exported.tables.value_scales),
 		stride:      uint64(tables.BlockStride),
-		bytes:       uint64(tables.BlockBytes),
-		ids:         ids,
+		listed:      listed,
 	}
 	defer s.pool.quit()
 	defer memory.over.Store(true)
@@ -185,6 +232,7 @@ func (b *TableBuffers) native() C.kvgo_buffers {
 	least(&items, len(b.QueryStart), 1)
 	least(&items, len(b.KVLen), 0)
 	least(&items, len(b.SlotIndptr), 1)
+	least(&items, len(b.SealedBlocks), 0)
 	least(&tokens, len(b.SlotMapping), 0)
 	least(&tokens, len(b.Positions), 0)
 	var slotMapping *C.int64_t
@@ -204,6 +252,7 @@ func (b *TableBuffers) native() C.kvgo_buffers {
 		positions:               int32Pointer(b.Positions),
 		slot_positions:          int32Pointer(b.SlotPositions),
 		slot_indptr:             int32Pointer(b.SlotIndptr),
+		sealed_blocks:           int32Pointer(b.SealedBlocks),
 		indices_capacity:        C.uint64_t(len(b.Indices)),
 		item_capacity:           C.uint64_t(items),
 		token_capacity:          C.uint64_t(tokens),
@@ -240,5 +289,15 @@ func tablesOf(from *C.kv_tables) Tables {
 		ValueWords:         uint32(from.value_words),
 		KeyWordBytes:       uint32(from.key_word_bytes),
 		ValueWordBytes:     uint32(from.value_word_bytes),
+
+		SealedKeyFormat:      Format(from.sealed_key_format),
+		SealedValueFormat:    Format(from.sealed_value_format),
+		SealedBlockBytes:     int64(from.sealed_block_bytes),
+		SealedKeyOffset:      int64(from.sealed_key_offset),
+		SealedValueOffset:    int64(from.sealed_value_offset),
+		SealedKeyHeadBytes:   int64(from.sealed_key_head_bytes),
+		SealedValueHeadBytes: int64(from.sealed_value_head_bytes),
+		KeyIdentity:          uint64(from.key_identity),
+		ValueIdentity:        uint64(from.value_identity),
 	}
 }

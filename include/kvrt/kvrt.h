@@ -896,7 +896,8 @@ KV_API KV_MUST_CHECK kv_status kv_plan(const kv_pool_config *config, const kv_mo
 typedef struct kv_capabilities_report {
     uint32_t struct_size, flags;
     const void *next;
-    uint64_t formats;    /* bit KV_FORMAT_* set: can be stored */
+    uint64_t formats;    /* bit KV_FORMAT_* set: keys can be stored so (and values, but for
+                            AFFINE4) */
     uint64_t devices;    /* bit KV_DEVICE_* */
     uint64_t layouts;    /* bit KV_LAYOUT_* */
     uint64_t scorers;    /* bit KV_SCORER_* */

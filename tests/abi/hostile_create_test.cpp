@@ -65,8 +65,7 @@ TEST_CASE("kv_capabilities") {
                           [](kv_capabilities_report* report) { return kv_capabilities(report); });
     kv_capabilities_report report = KV_INIT(kv_capabilities_report);
     ACCEPTS(kv_capabilities(&report));
-    CHECK(report.formats == ((1u << (KV_FORMAT_MXFP4 + 1)) - 1 - (1u << KV_FORMAT_DEFAULT) +
-                             (1u << KV_FORMAT_AFFINE4)));
+    CHECK(report.formats == (1u << (KV_FORMAT_AFFINE4 + 1)) - 1 - (1u << KV_FORMAT_DEFAULT));
     CHECK(report.devices == 1u << KV_DEVICE_CPU);
     CHECK(report.layouts == 7);
     CHECK(report.scorers == (1u << KV_SCORER_TRIATTENTION | 1u << KV_SCORER_STREAMING |
@@ -239,7 +238,14 @@ TEST_CASE("kv_pool_create: every field of a layer") {
         {KV_UNSUPPORTED, "value_dim", [](m& o) { o.layers[0].value_dim = 16; }},
         {KV_UNSUPPORTED, "value_dim", [](m& o) { o.layers[0].value_dim = 65; }},
         {KV_UNSUPPORTED, "value_dim", [](m& o) { o.layers[0].value_dim = UINT32_MAX - 7; }},
-        {KV_UNSUPPORTED, "key_format", [](m& o) { o.layers[0].key_format = KV_FORMAT_MXFP4 + 1; }},
+        {KV_UNSUPPORTED, "key_format",
+         [](m& o) { o.layers[0].key_format = KV_FORMAT_AFFINE4 + 1; }},
+        {KV_UNSUPPORTED, "value_format",
+         [](m& o) { o.layers[0].value_format = KV_FORMAT_AFFINE4 + 1; }},
+        {KV_UNSUPPORTED, "block_tokens is 16",
+         [](m& o) { o.layers[0].key_format = KV_FORMAT_KIVI4; }},
+        {KV_UNSUPPORTED, "value_format kvarn2",
+         [](m& o) { o.layers[0].value_format = KV_FORMAT_KVARN2; }},
         {KV_INVALID, "key_storage", [](m& o) { o.layers[0].key_format = KV_FORMAT_FP8_E4M3; }},
         {KV_INVALID, "value_storage", [](m& o) { o.layers[1].value_format = KV_FORMAT_FP8_E5M2; }},
         {KV_UNSUPPORTED, "value_format", [](m& o) { o.layers[0].value_format = UINT32_MAX; }},

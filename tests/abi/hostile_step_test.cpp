@@ -363,7 +363,8 @@ struct export_buffers {
     std::vector<int32_t> block_table = std::vector<int32_t>(64, -7);
     std::vector<int32_t> indptr = block_table, indices = block_table, last_page_len = block_table,
                          query_start = block_table, kv_len = block_table, positions = block_table,
-                         slot_positions = std::vector<int32_t>(256, -7), slot_indptr = block_table;
+                         slot_positions = std::vector<int32_t>(256, -7), slot_indptr = block_table,
+                         sealed_blocks = block_table;
     std::vector<int64_t> slot_mapping = std::vector<int64_t>(64, -7);
     kv_tables tables = KV_INIT(kv_tables);
 
@@ -380,6 +381,7 @@ struct export_buffers {
         tables.positions = positions.data();
         tables.slot_positions = slot_positions.data();
         tables.slot_indptr = slot_indptr.data();
+        tables.sealed_blocks = sealed_blocks.data();
         tables.indices_capacity = 64;
         tables.item_capacity = 63;
         tables.token_capacity = 64;
@@ -387,8 +389,9 @@ struct export_buffers {
     }
 
     bool untouched() const {
-        for (const auto* buffer : {&block_table, &indptr, &indices, &last_page_len, &query_start,
-                                   &kv_len, &positions, &slot_positions, &slot_indptr}) {
+        for (const auto* buffer :
+             {&block_table, &indptr, &indices, &last_page_len, &query_start, &kv_len, &positions,
+              &slot_positions, &slot_indptr, &sealed_blocks}) {
             for (const int32_t value : *buffer) {
                 if (value != -7) return false;
             }
@@ -485,6 +488,8 @@ TEST_CASE("kv_step_export: buffers of exactly the needed size, and none at all")
     CHECK(b.last_page_len[1] == 8);
     CHECK(b.last_page_len[2] == -7);
     CHECK(b.kv_len[1] == 40);
+    CHECK(b.sealed_blocks[1] == 0);  // in layers that seal nothing
+    CHECK(b.sealed_blocks[2] == -7);
     CHECK(b.slot_mapping[24] >= 0);
     CHECK(b.slot_mapping[25] == -7);
     CHECK(b.positions[24] == 39);

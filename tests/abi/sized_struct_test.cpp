@@ -97,6 +97,8 @@ TEST_CASE("result structs of every size are filled up to it") {
         forget(out, offsetof(kv_tables, fence));
         return verdict;
     });
+    fills_any_size<kv_layer_stats>(
+        "kv_layer_stats", [&](kv_layer_stats* out) { return kv_pool_get_layer_stats(pool, out); });
     fills_any_size<kv_plan_report>("kv_plan_report", [&](kv_plan_report* out) {
         const small_model model;
         const kv_model description = model.describe();
@@ -138,6 +140,29 @@ TEST_CASE("given structs: a missing tail means defaults, a zero tail is taken") 
     resized<kv_policy> empty_policy(policy, 16);
     REFUSES((target{pool, {seq}}), KV_UNSUPPORTED, "scorer",
             kv_seq_set_policy(pool, seq, empty_policy.get()));
+}
+
+TEST_CASE("a fit of another version: what it has no field for is left out") {
+    const live_pool pool;
+    const kv_seq seq = pool.create_sequence();
+    pool.append(seq, 100);
+    std::vector<float> numbers(2 * kv_heads * key_dim);
+    kv_affine_fit whole = KV_INIT(kv_affine_fit);
+    whole.kv_heads = kv_heads;
+    whole.key_dim = key_dim;
+    whole.channel_means = numbers.data();
+    whole.channel_scales = numbers.data() + kv_heads * key_dim;
+    resized<kv_affine_fit> smaller(whole, offsetof(kv_affine_fit, identity));
+    resized<kv_affine_fit> larger(whole, 4096);
+    smaller.get()->identity = 0xeeee;
+    ACCEPTS(kv_seq_fit_affine(pool, seq, &whole));
+    CHECK(whole.tokens_used == 100);
+    CHECK(whole.identity != 0);
+    ACCEPTS(kv_seq_fit_affine(pool, seq, smaller.get()));
+    CHECK(smaller.get()->tokens_used == 100);
+    CHECK(smaller.get()->identity == 0xeeee);
+    ACCEPTS(kv_seq_fit_affine(pool, seq, larger.get()));
+    CHECK(larger.get()->identity == whole.identity);
 }
 
 TEST_CASE("a reserved field that is not zero is refused, not ignored") {

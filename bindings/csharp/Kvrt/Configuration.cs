@@ -149,11 +149,27 @@ namespace Kvrt
         /// <see cref="StorageFormat.NvFp4"/> only; null: none.</summary>
         public float[] Scales { get; set; }
 
+        /// <summary>[<see cref="ChannelHeads"/>, <see cref="ChannelDim"/>]: constants for
+        /// <see cref="StorageFormat.Affine4"/>, which <see cref="Pool.FitAffine"/> measures; null:
+        /// none. They belong to the model like its weights: pools and processes that exchange bytes
+        /// need the same.</summary>
+        public float[] ChannelMeans { get; set; }
+
+        /// <summary>As many as <see cref="ChannelMeans"/>, finite and positive.</summary>
+        public float[] ChannelScales { get; set; }
+
+        /// <summary>The layer's <see cref="Layer.KvHeads"/>.</summary>
+        public uint ChannelHeads { get; set; }
+
+        /// <summary>The layer's <see cref="Layer.KeyDim"/>.</summary>
+        public uint ChannelDim { get; set; }
+
         /// <summary>Switches.</summary>
         public StorageOptions Options { get; set; }
     }
 
-    /// <summary>How the engine rotated keys and queries. Needed by TriAttention alone.</summary>
+    /// <summary>How the engine rotated keys and queries. Needed by TriAttention, and by
+    /// keys in <see cref="StorageFormat.Affine4"/>.</summary>
     public sealed class Rope
     {
         /// <summary>Which dimensions are paired.</summary>

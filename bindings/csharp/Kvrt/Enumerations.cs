@@ -106,7 +106,29 @@ namespace Kvrt
         /// </summary>
         NvFp4 = NativeConstants.KV_FORMAT_NVFP4,
         /// <summary>4-bit floating point, a power of two per 32 channels.</summary>
-        MxFp4 = NativeConstants.KV_FORMAT_MXFP4
+        MxFp4 = NativeConstants.KV_FORMAT_MXFP4,
+        /// <summary>4-bit integers; of keys, 32 tokens of a channel share a scale and a minimum, of
+        /// values 32 channels of a token. Keys stay f16 until their block is full.
+        /// <see cref="PoolConfig.BlockTokens"/> must be a multiple of 32.</summary>
+        Kivi4 = NativeConstants.KV_FORMAT_KIVI4,
+        /// <summary>As <see cref="Kivi4"/>, with 2 bits.</summary>
+        Kivi2 = NativeConstants.KV_FORMAT_KIVI2,
+        /// <summary>4-bit integers of rotated rows whose variances are levelled over a block, which
+        /// stay f16 until it is full. <see cref="PoolConfig.BlockTokens"/> must be a multiple of
+        /// 64.</summary>
+        Kvarn4 = NativeConstants.KV_FORMAT_KVARN4,
+        /// <summary>As <see cref="Kvarn4"/>, with 2 bits.</summary>
+        Kvarn2 = NativeConstants.KV_FORMAT_KVARN2,
+        /// <summary>Rotated rows in 4 bits: keys as a norm and levels of a normal distribution,
+        /// values with a scale and a minimum, per token and head.</summary>
+        Turbo4 = NativeConstants.KV_FORMAT_TURBO4,
+        /// <summary>As <see cref="Turbo4"/>, with 3 bits.</summary>
+        Turbo3 = NativeConstants.KV_FORMAT_TURBO3,
+        /// <summary>For keys alone, so that values need a format of their own: 4 bits, less a mean
+        /// and over a scale per channel of keys before rotation. Wants the channel constants of
+        /// <see cref="Storage"/>, and a <see cref="Rope"/> also where nothing is rotated
+        /// (<see cref="RopeStyle.None"/>).</summary>
+        Affine4 = NativeConstants.KV_FORMAT_AFFINE4
     }
 
     /// <summary>Switches of <see cref="Storage"/>.</summary>

@@ -105,5 +105,36 @@ namespace Kvrt
 
         /// <summary>Bytes of a word of values: of an element, in plain formats.</summary>
         public uint ValueWordBytes => report.value_word_bytes;
+
+        /// <summary>How keys of the first <see cref="TableBuffers.SealedBlocks"/> of an item are
+        /// stored, which are coded whole, and not to be written. All else, but for what is called
+        /// sealed, is about the blocks behind them, where new rows go. In layers without
+        /// <see cref="StorageFormat.Kivi4"/> and the like nothing is sealed.</summary>
+        public StorageFormat SealedKeyFormat => (StorageFormat)report.sealed_key_format;
+
+        /// <summary>How values of sealed blocks are stored.</summary>
+        public StorageFormat SealedValueFormat => (StorageFormat)report.sealed_value_format;
+
+        /// <summary>Bytes of a sealed block.</summary>
+        public long SealedBlockBytes => report.sealed_block_bytes;
+
+        /// <summary>Bytes from a sealed block to its first head's keys.</summary>
+        public long SealedKeyOffset => report.sealed_key_offset;
+
+        /// <summary>Bytes from a sealed block to its first head's values.</summary>
+        public long SealedValueOffset => report.sealed_value_offset;
+
+        /// <summary>Bytes from a head's keys in a sealed block to the next one's.</summary>
+        public long SealedKeyHeadBytes => report.sealed_key_head_bytes;
+
+        /// <summary>Bytes from a head's values in a sealed block to the next one's.</summary>
+        public long SealedValueHeadBytes => report.sealed_value_head_bytes;
+
+        /// <summary>A hash of what the bytes of keys depend on besides the keys: where it is equal,
+        /// rows of one pool can be read in another.</summary>
+        public ulong KeyIdentity => report.key_identity;
+
+        /// <summary>The same of values.</summary>
+        public ulong ValueIdentity => report.value_identity;
     }
 }

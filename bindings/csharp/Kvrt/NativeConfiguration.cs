@@ -91,7 +91,7 @@ namespace Kvrt
             return new Model(layers);
         }
 
-        /// <summary>A storage of the library's own, which has no scales.</summary>
+        /// <summary>A storage of the library's own, which has no arrays.</summary>
         private static Storage ConstantOf(kv_storage* source)
         {
             return source == null
@@ -143,13 +143,13 @@ namespace Kvrt
             {
                 layer.rope = (kv_rope*)Pin(new[] { Describe(source.Rope, source.KeyDim, index) });
             }
-            layer.key_storage = Describe(source.KeyStorage);
-            layer.value_storage = Describe(source.ValueStorage);
+            layer.key_storage = Describe(source.KeyStorage, index);
+            layer.value_storage = Describe(source.ValueStorage, index);
             return layer;
         }
 
         /// <summary>The library compares the number of scales with the layer's heads.</summary>
-        private kv_storage* Describe(Storage source)
+        private kv_storage* Describe(Storage source, int index)
         {
             if (source == null)
             {
@@ -163,6 +163,13 @@ namespace Kvrt
                 storage.scales = (float*)Pin(source.Scales);
                 storage.scale_count = (uint)source.Scales.Length;
             }
+            ulong channels = (ulong)source.ChannelHeads * source.ChannelDim;
+            storage.channel_means = (float*)Pin(
+                source.ChannelMeans, channels, index, nameof(Storage.ChannelMeans));
+            storage.channel_scales = (float*)Pin(
+                source.ChannelScales, channels, index, nameof(Storage.ChannelScales));
+            storage.channel_heads = source.ChannelHeads;
+            storage.channel_dim = source.ChannelDim;
             return (kv_storage*)Pin(new[] { storage });
         }
 
@@ -182,13 +189,13 @@ namespace Kvrt
 
         /// <summary>Pins an array that the library reads `needed` elements of. NULL for none.
         /// </summary>
-        private IntPtr Pin<T>(T[] values, uint needed, int layer, string name)
+        private IntPtr Pin<T>(T[] values, ulong needed, int layer, string name)
         {
             if (values == null)
             {
                 return IntPtr.Zero;
             }
-            if ((uint)values.Length != needed)
+            if ((ulong)values.Length != needed)
             {
                 throw new KvrtArgumentException(Status.Invalid,
                     $"layer {layer}: {name} holds {values.Length} elements, {needed} are needed");

@@ -163,13 +163,13 @@ namespace Kvrt
                 stats.saturated_values = saturatedValues;
                 ReadLayerStats(&stats);
             }
-            return new LayerStats(keys, values);
+            return new LayerStats(keys, values, stats.recoded_rows, stats.recoding_error);
         }
 
         private void ReadLayerStats(kv_layer_stats* stats)
         {
             int status;
-            PoolLease lease = Enter();
+            PoolLease lease = EnterFromAnywhere();
             try
             {
                 status = NativeMethods.kv_pool_get_layer_stats(lease.Pool, stats);

@@ -144,14 +144,18 @@ namespace Kvrt
         public ulong Loading => report.loading;
     }
 
-    /// <summary>Counters of one layer: elements written since the pool's creation that were beyond
-    /// the largest number of their format and scale, and were stored as that number.</summary>
+    /// <summary>Counters of one layer since the pool's creation. Saturated are elements that were
+    /// beyond the largest number of their format and scale, and were stored as that
+    /// number.</summary>
     public readonly struct LayerStats
     {
-        internal LayerStats(ulong[] saturatedKeys, ulong[] saturatedValues)
+        internal LayerStats(
+            ulong[] saturatedKeys, ulong[] saturatedValues, ulong recodedRows, double recodingError)
         {
             SaturatedKeys = saturatedKeys;
             SaturatedValues = saturatedValues;
+            RecodedRows = recodedRows;
+            RecodingError = recodingError;
         }
 
         /// <summary>[kv_heads]: elements of keys.</summary>
@@ -159,6 +163,13 @@ namespace Kvrt
 
         /// <summary>[kv_heads]: elements of values.</summary>
         public IReadOnlyList<ulong> SaturatedValues { get; }
+
+        /// <summary>Of <see cref="StorageFormat.Kivi4"/> and the like: rows that left a block and
+        /// were coded again, by compaction or after a sequence went back.</summary>
+        public ulong RecodedRows { get; }
+
+        /// <summary>Their change, root mean square, as a share of their own.</summary>
+        public double RecodingError { get; }
     }
 
     /// <summary>What a configuration needs, and what it holds.</summary>

@@ -192,5 +192,12 @@ namespace Kvrt
 
         /// <summary>How long the round took.</summary>
         public ulong Nanoseconds => report.nanoseconds;
+
+        /// <summary>Of <see cref="StorageFormat.Kivi4"/> and the like: rows that left a block and
+        /// were coded again.</summary>
+        public ulong RecodedRows => report.recoded_rows;
+
+        /// <summary>Their change, root mean square, as a share of their own.</summary>
+        public double RecodingError => report.recoding_error;
     }
 }

@@ -113,6 +113,7 @@ namespace Kvrt
                 fixed (int* positions = buffers.Positions)
                 fixed (int* slotPositions = buffers.SlotPositions)
                 fixed (int* slotIndptr = buffers.SlotIndptr)
+                fixed (int* sealedBlocks = buffers.SealedBlocks)
                 {
                     native.block_table = blockTable;
                     native.indptr = indptr;
@@ -124,6 +125,7 @@ namespace Kvrt
                     native.positions = positions;
                     native.slot_positions = slotPositions;
                     native.slot_indptr = slotIndptr;
+                    native.sealed_blocks = sealedBlocks;
                     status = NativeMethods.kv_step_export(slot.Handle, layer, &native);
                 }
             }
@@ -184,11 +186,15 @@ namespace Kvrt
         /// <summary>[items + 1]: sums of <see cref="KvLen"/>.</summary>
         public Span<int> SlotIndptr { get; set; }
 
+        /// <summary>[items]: how many of an item's first blocks are sealed.</summary>
+        public Span<int> SealedBlocks { get; set; }
+
         /// <summary>The capacities: of buffers that share one, the smallest that is
         /// wanted.</summary>
         internal kv_tables Describe()
         {
             int items = Smallest(Smallest(int.MaxValue, LastPageLen.Length), KvLen.Length);
+            items = Smallest(items, SealedBlocks.Length);
             int bounds = Smallest(Smallest(int.MaxValue, Indptr.Length), QueryStart.Length);
             bounds = Smallest(bounds, SlotIndptr.Length);
             kv_tables tables = default;

@@ -193,7 +193,8 @@ namespace Kvrt.Tests
         {
             string[] inputs =
             {
-                "struct_size", "flags", "next", "reserved0", "item_status_capacity", "item_statuses"
+                "struct_size", "flags", "next", "reserved0", "item_status_capacity",
+                "item_statuses", "sealed_blocks"
             };
             Type[] reports =
             {

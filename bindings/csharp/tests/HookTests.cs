@@ -457,12 +457,14 @@ namespace Kvrt.Tests
             Engine engine = null;
             uint sequences = 0;
             ulong pinned = 0;
+            int heads = 0;
             var hooks = new Hooks
             {
                 Now = () =>
                 {
                     sequences = engine.Pool.GetStats().Sequences;
                     pinned = engine.Pool.GetClassStats(0).Pinned;
+                    heads = engine.Pool.GetLayerStats(1).SaturatedKeys.Count;
                     return 1;
                 }
             };
@@ -477,6 +479,7 @@ namespace Kvrt.Tests
                     engine.Pool.Compress(sequence);
                     Check.Equal(1u, sequences, "sequences");
                     Check.True(pinned != 0, "pinned blocks");
+                    Check.Equal((int)Engine.KvHeads, heads, "heads of a layer");
                 }
             }
         }

@@ -15,7 +15,7 @@ namespace Kvrt.Tests
         /// </summary>
         private static double Error(StorageFormat format, Storage storage = null)
         {
-            using (var engine = new Engine(config => config.BlockTokens = 32, layer =>
+            using (var engine = new Engine(shape: layer =>
             {
                 layer.KeyFormat = format;
                 layer.KeyStorage = layer.ValueStorage = storage;

@@ -52,6 +52,10 @@ namespace Kvrt.Native
         public float* scales;
         public uint scale_count;
         public uint reserved0;
+        public float* channel_means;
+        public float* channel_scales;
+        public uint channel_heads;
+        public uint channel_dim;
     }
 
     /// <summary>One layer of a model.</summary>
@@ -182,5 +186,24 @@ namespace Kvrt.Native
         public float* mean_real;
         public float* mean_imaginary;
         public float* mean_magnitude;
+    }
+
+    /// <summary>Constants of channels, measured on a layer's keys; the arrays are [kv_heads,
+    /// key_dim].</summary>
+    [StructLayout(LayoutKind.Sequential)]
+    public unsafe struct kv_affine_fit
+    {
+        public uint struct_size, flags;
+        public void* next;
+        public uint layer;
+        public uint kv_heads;
+        public uint key_dim;
+        public uint reserved0;
+        public ulong first_position;
+        public ulong tokens;
+        public float* channel_means;
+        public float* channel_scales;
+        public ulong tokens_used;
+        public ulong identity;
     }
 }

@@ -54,6 +54,13 @@ namespace Kvrt.Native
         public const uint KV_FORMAT_Q4_1 = 11;
         public const uint KV_FORMAT_NVFP4 = 12;
         public const uint KV_FORMAT_MXFP4 = 13;
+        public const uint KV_FORMAT_KIVI4 = 14;
+        public const uint KV_FORMAT_KIVI2 = 15;
+        public const uint KV_FORMAT_KVARN4 = 16;
+        public const uint KV_FORMAT_KVARN2 = 17;
+        public const uint KV_FORMAT_TURBO4 = 18;
+        public const uint KV_FORMAT_TURBO3 = 19;
+        public const uint KV_FORMAT_AFFINE4 = 20;
 
         public const uint KV_STORAGE_SCALE_ONE = 1u << 0;
         public const uint KV_STORAGE_ROTATE = 1u << 1;

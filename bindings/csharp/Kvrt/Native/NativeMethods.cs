@@ -144,6 +144,9 @@ namespace Kvrt.Native
         public static extern int kv_pool_load_statistics(IntPtr pool, byte* path);
 
         [DllImport(LibraryName, CallingConvention = Cdecl)]
+        public static extern int kv_seq_fit_affine(IntPtr pool, ulong seq, kv_affine_fit* fit);
+
+        [DllImport(LibraryName, CallingConvention = Cdecl)]
         public static extern int kv_pool_get_stats(IntPtr pool, kv_pool_stats* out_stats);
 
         [DllImport(LibraryName, CallingConvention = Cdecl)]

@@ -121,6 +121,12 @@ namespace Kvrt.Native
         public ulong fence;
         public uint key_words, value_words;
         public uint key_word_bytes, value_word_bytes;
+        public uint sealed_key_format, sealed_value_format;
+        public int* sealed_blocks;
+        public long sealed_block_bytes;
+        public long sealed_key_offset, sealed_value_offset;
+        public long sealed_key_head_bytes, sealed_value_head_bytes;
+        public ulong key_identity, value_identity;
     }
 
     /// <summary>What a round of compaction brought.</summary>
@@ -139,6 +145,8 @@ namespace Kvrt.Native
         public ulong blocks_copied;
         public ulong slabs_given_back;
         public ulong nanoseconds;
+        public ulong recoded_rows;
+        public double recoding_error;
     }
 
     /// <summary>Counters of one class of blocks.</summary>
@@ -187,6 +195,8 @@ namespace Kvrt.Native
         public uint reserved0;
         public ulong* saturated_keys;
         public ulong* saturated_values;
+        public ulong recoded_rows;
+        public double recoding_error;
     }
 
     /// <summary>What a configuration needs and holds.</summary>

@@ -48,6 +48,13 @@ pub const KV_FORMAT_Q4_0: u32 = 10;
 pub const KV_FORMAT_Q4_1: u32 = 11;
 pub const KV_FORMAT_NVFP4: u32 = 12;
 pub const KV_FORMAT_MXFP4: u32 = 13;
+pub const KV_FORMAT_KIVI4: u32 = 14;
+pub const KV_FORMAT_KIVI2: u32 = 15;
+pub const KV_FORMAT_KVARN4: u32 = 16;
+pub const KV_FORMAT_KVARN2: u32 = 17;
+pub const KV_FORMAT_TURBO4: u32 = 18;
+pub const KV_FORMAT_TURBO3: u32 = 19;
+pub const KV_FORMAT_AFFINE4: u32 = 20;
 
 pub const KV_STORAGE_SCALE_ONE: u32 = 1;
 pub const KV_STORAGE_ROTATE: u32 = 2;

@@ -141,6 +141,8 @@ extern "C" {
         path: *const c_char,
     ) -> kv_status;
     pub fn kv_pool_load_statistics(pool: *mut kv_pool, path: *const c_char) -> kv_status;
+    pub fn kv_seq_fit_affine(pool: *mut kv_pool, seq: kv_seq, fit: *mut kv_affine_fit)
+        -> kv_status;
 
     // 12. Counters, capacity, capabilities
     pub fn kv_pool_get_stats(pool: *mut kv_pool, out_stats: *mut kv_pool_stats) -> kv_status;

@@ -71,6 +71,10 @@ pub struct kv_storage {
     pub scales: *const f32,
     pub scale_count: u32,
     pub reserved0: u32,
+    pub channel_means: *const f32,
+    pub channel_scales: *const f32,
+    pub channel_heads: u32,
+    pub channel_dim: u32,
 }
 
 /// Section 4: how the engine rotates keys and queries.
@@ -282,6 +286,16 @@ pub struct kv_tables {
     pub value_words: u32,
     pub key_word_bytes: u32,
     pub value_word_bytes: u32,
+    pub sealed_key_format: u32,
+    pub sealed_value_format: u32,
+    pub sealed_blocks: *mut i32,
+    pub sealed_block_bytes: i64,
+    pub sealed_key_offset: i64,
+    pub sealed_value_offset: i64,
+    pub sealed_key_head_bytes: i64,
+    pub sealed_value_head_bytes: i64,
+    pub key_identity: u64,
+    pub value_identity: u64,
 }
 
 /// Section 9: `[rows, heads, dim]` in the caller's memory.
@@ -362,6 +376,8 @@ pub struct kv_compress_report {
     pub blocks_copied: u64,
     pub slabs_given_back: u64,
     pub nanoseconds: u64,
+    pub recoded_rows: u64,
+    pub recoding_error: f64,
 }
 
 /// Section 11: means of a layer's queries.
@@ -379,6 +395,25 @@ pub struct kv_query_statistics {
     pub mean_real: *mut f32,
     pub mean_imaginary: *mut f32,
     pub mean_magnitude: *mut f32,
+}
+
+/// Section 11: constants of channels, measured on a layer's keys.
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+pub struct kv_affine_fit {
+    pub struct_size: u32,
+    pub flags: u32,
+    pub next: *const c_void,
+    pub layer: u32,
+    pub kv_heads: u32,
+    pub key_dim: u32,
+    pub reserved0: u32,
+    pub first_position: u64,
+    pub tokens: u64,
+    pub channel_means: *mut f32,
+    pub channel_scales: *mut f32,
+    pub tokens_used: u64,
+    pub identity: u64,
 }
 
 /// Section 12: counters of one class of blocks.
@@ -452,6 +487,8 @@ pub struct kv_layer_stats {
     pub reserved0: u32,
     pub saturated_keys: *mut u64,
     pub saturated_values: *mut u64,
+    pub recoded_rows: u64,
+    pub recoding_error: f64,
 }
 
 /// Section 12: what a pool would hold.
@@ -518,6 +555,6 @@ initial_values! {
     kv_struct_header kv_hooks kv_storage kv_rope kv_layer kv_model kv_pool_config kv_seq_config
     kv_seq_info kv_seq_layer_info kv_append_info kv_reserve_report kv_step_report kv_tables
     kv_tensor kv_attend_options kv_policy kv_compress_options kv_compress_report
-    kv_query_statistics kv_class_stats kv_pool_stats kv_layer_stats kv_plan_report
+    kv_query_statistics kv_affine_fit kv_class_stats kv_pool_stats kv_layer_stats kv_plan_report
     kv_capabilities_report
 }

@@ -71,7 +71,8 @@ fn structs_lie_as_the_c_compiler_lays_them() {
             }
         kv_rope { struct_size, flags, next, style, dimensions, theta, attention_factor,
             inverse_frequencies }
-        kv_storage { struct_size, flags, next, scales, scale_count, reserved0 }
+        kv_storage { struct_size, flags, next, scales, scale_count, reserved0, channel_means,
+            channel_scales, channel_heads, channel_dim }
         kv_layer { struct_size, flags, next, query_heads, kv_heads, key_dim, value_dim,
             key_format, value_format, shared_layer, window, window_sinks, reserved0,
             softmax_scale, logit_softcap, sink_logits, alibi_slopes, rope, key_storage,
@@ -100,7 +101,9 @@ fn structs_lie_as_the_c_compiler_lays_them() {
             value_offset, key_stride_group, key_stride_slot, key_stride_head,
             key_stride_dim, value_stride_group, value_stride_slot, value_stride_head,
             value_stride_dim, key_scales, value_scales, fence, key_words, value_words,
-            key_word_bytes, value_word_bytes }
+            key_word_bytes, value_word_bytes, sealed_key_format, sealed_value_format,
+            sealed_blocks, sealed_block_bytes, sealed_key_offset, sealed_value_offset,
+            sealed_key_head_bytes, sealed_value_head_bytes, key_identity, value_identity }
         kv_tensor { struct_size, flags, next, data, dtype, reserved0, rows, heads, dim,
             row_stride, head_stride, dim_stride }
         kv_attend_options { struct_size, flags, next, log_sum_exp }
@@ -109,9 +112,12 @@ fn structs_lie_as_the_c_compiler_lays_them() {
         kv_compress_options { struct_size, flags, next, policy }
         kv_compress_report { struct_size, flags, next, outcome, layers, tokens_before,
             tokens_after, blocks_before, blocks_after, bytes_before, bytes_after,
-            blocks_returned, bytes_returned, blocks_copied, slabs_given_back, nanoseconds }
+            blocks_returned, bytes_returned, blocks_copied, slabs_given_back, nanoseconds,
+            recoded_rows, recoding_error }
         kv_query_statistics { struct_size, flags, next, layer, query_heads, bands,
             reserved0, tokens, mean_real, mean_imaginary, mean_magnitude }
+        kv_affine_fit { struct_size, flags, next, layer, kv_heads, key_dim, reserved0,
+            first_position, tokens, channel_means, channel_scales, tokens_used, identity }
         kv_class_stats { struct_size, flags, next, block_bytes, blocks_per_slab, slabs,
             total, free, cached, pinned, parked, loading }
         kv_pool_stats { struct_size, flags, next, slab_bytes, slabs_total, slabs_free,
@@ -122,7 +128,7 @@ fn structs_lie_as_the_c_compiler_lays_them() {
             steps_cancelled, tokens_accepted, host_allocations, sequences, open_steps,
             classes, reserved0, metadata_bytes }
         kv_layer_stats { struct_size, flags, next, layer, head_capacity, kv_heads, reserved0,
-            saturated_keys, saturated_values }
+            saturated_keys, saturated_values, recoded_rows, recoding_error }
         kv_plan_report { struct_size, flags, next, sequences, tokens_per_sequence,
             bytes_per_token, bytes_per_sequence, arena_bytes_needed, sequences_that_fit,
             tokens_that_fit, metadata_bytes, bytes_per_block, blocks_per_sequence,
@@ -147,7 +153,8 @@ fn constants_have_the_values_of_the_header() {
         KV_LOG_ERROR KV_FORMAT_DEFAULT KV_FORMAT_F32 KV_FORMAT_F16 KV_FORMAT_BF16
         KV_FORMAT_FP8_E4M3 KV_FORMAT_FP8_E5M2 KV_FORMAT_FP8_TOKEN KV_FORMAT_INT8_TOKEN
         KV_FORMAT_INT4_TOKEN KV_FORMAT_Q8_0 KV_FORMAT_Q4_0 KV_FORMAT_Q4_1 KV_FORMAT_NVFP4
-        KV_FORMAT_MXFP4 KV_STORAGE_SCALE_ONE KV_STORAGE_ROTATE KV_ROPE_NONE KV_ROPE_HALF
+        KV_FORMAT_MXFP4 KV_FORMAT_KIVI4 KV_FORMAT_KIVI2 KV_FORMAT_KVARN4 KV_FORMAT_KVARN2
+        KV_FORMAT_TURBO4 KV_FORMAT_TURBO3 KV_FORMAT_AFFINE4 KV_STORAGE_SCALE_ONE KV_STORAGE_ROTATE KV_ROPE_NONE KV_ROPE_HALF
         KV_ROPE_INTERLEAVED KV_LAYER_SHARED KV_PRESET_NEAR_LOSSLESS KV_PRESET_BALANCED
         KV_PRESET_SMALLEST KV_DEVICE_DEFAULT
         KV_DEVICE_CPU KV_DEVICE_CUDA KV_LAYOUT_NATIVE KV_LAYOUT_HND KV_LAYOUT_NHD
@@ -172,7 +179,7 @@ fn every_function_of_the_library_is_declared() {
         kv_pool_check kv_pool_create kv_pool_get_class_stats kv_pool_get_layer_stats
         kv_pool_get_stats
         kv_pool_load_statistics kv_pool_pass_fence kv_pool_release kv_pool_set_statistics
-        kv_seq_append kv_seq_create kv_seq_fork kv_seq_get_info kv_seq_get_layer_info
+        kv_seq_append kv_seq_create kv_seq_fit_affine kv_seq_fork kv_seq_get_info kv_seq_get_layer_info
         kv_seq_get_positions kv_seq_get_statistics kv_seq_pin kv_seq_release
         kv_seq_save_statistics kv_seq_set_policy kv_seq_truncate kv_seq_unpin
         kv_status_category kv_status_name kv_step_accept kv_step_accept_batch
@@ -208,7 +215,7 @@ fn initial_values_are_those_of_kv_struct_init() {
         kv_struct_header kv_hooks kv_storage kv_rope kv_layer kv_model kv_pool_config
         kv_seq_config kv_seq_info kv_seq_layer_info kv_append_info kv_reserve_report
         kv_step_report kv_tables kv_tensor kv_attend_options kv_policy kv_compress_options
-        kv_compress_report kv_query_statistics kv_class_stats kv_pool_stats kv_layer_stats
+        kv_compress_report kv_query_statistics kv_affine_fit kv_class_stats kv_pool_stats kv_layer_stats
         kv_plan_report kv_capabilities_report
     }
 }

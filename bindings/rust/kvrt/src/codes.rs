@@ -86,6 +86,26 @@ codes! {
         Nvfp4 = KV_FORMAT_NVFP4,
         /// 4-bit floating point, groups of 32 channels with a power of two.
         Mxfp4 = KV_FORMAT_MXFP4,
+        /// 4-bit integers; of keys, 32 tokens of a channel share a scale and a minimum, of values
+        /// 32 channels of a token. Keys stay f16 until their block is full. `block_tokens` must be
+        /// a multiple of 32.
+        Kivi4 = KV_FORMAT_KIVI4,
+        /// As `Kivi4`, with 2 bits.
+        Kivi2 = KV_FORMAT_KIVI2,
+        /// 4-bit integers of rotated rows whose variances are levelled over a block, which stay
+        /// f16 until it is full. `block_tokens` must be a multiple of 64.
+        Kvarn4 = KV_FORMAT_KVARN4,
+        /// As `Kvarn4`, with 2 bits.
+        Kvarn2 = KV_FORMAT_KVARN2,
+        /// Rotated rows in 4 bits: keys as a norm and levels of a normal distribution, values with
+        /// a scale and a minimum, per token and head.
+        Turbo4 = KV_FORMAT_TURBO4,
+        /// As `Turbo4`, with 3 bits.
+        Turbo3 = KV_FORMAT_TURBO3,
+        /// For keys alone, so that values need a format of their own: 4 bits, less a mean and over
+        /// a scale per channel of keys before rotation. Wants `Storage::channels`, and a `Rope`
+        /// also where nothing is rotated (`RopeStyle::None`).
+        Affine4 = KV_FORMAT_AFFINE4,
     }
 }
 

@@ -46,24 +46,27 @@ impl<'p> Counters<'p> {
 
     /// Of one layer; one that shares another's cache shows its owner's. Errors: Invalid.
     pub fn layer(&self, layer: u32) -> Result<LayerStats> {
-        let heads = self.read_layer(layer, 0, null_mut(), null_mut())?;
-        let mut stats = LayerStats {
-            saturated_keys: vec![0; heads as usize],
-            saturated_values: vec![0; heads as usize],
-        };
-        let keys = stats.saturated_keys.as_mut_ptr();
-        self.read_layer(layer, heads, keys, stats.saturated_values.as_mut_ptr())?;
-        Ok(stats)
+        let heads = self.read_layer(layer, 0, null_mut(), null_mut())?.kv_heads;
+        let mut saturated_keys = vec![0; heads as usize];
+        let mut saturated_values = vec![0; heads as usize];
+        let (keys, values) = (saturated_keys.as_mut_ptr(), saturated_values.as_mut_ptr());
+        let raw = self.read_layer(layer, heads, keys, values)?;
+        Ok(LayerStats {
+            saturated_keys,
+            saturated_values,
+            recoded_rows: raw.recoded_rows,
+            recoding_error: raw.recoding_error,
+        })
     }
 
-    /// Returns the layer's KV heads. `keys` and `values` are null or have room for `capacity`.
+    /// Fills the raw struct. `keys` and `values` are null or have room for `capacity`.
     fn read_layer(
         &self,
         layer: u32,
         capacity: u32,
         keys: *mut u64,
         values: *mut u64,
-    ) -> Result<u32> {
+    ) -> Result<sys::kv_layer_stats> {
         let mut raw = sys::kv_layer_stats {
             layer,
             head_capacity: capacity,
@@ -73,24 +76,30 @@ impl<'p> Counters<'p> {
         };
         // SAFETY: as above, and the arrays have room for `head_capacity` counts.
         check(unsafe { sys::kv_pool_get_layer_stats(self.pool.as_ptr(), &mut raw) })?;
-        Ok(raw.kv_heads)
+        Ok(raw)
     }
 }
 
-/// How many elements written since creation were beyond the largest number of their format and
-/// scale, by KV head: they were stored as that number. Counts that grow ask for other scales, or
-/// for a format that scales each token.
-#[derive(Clone, Debug, PartialEq, Eq)]
+/// Counters of one layer since creation.
+#[derive(Clone, Debug, PartialEq)]
 #[non_exhaustive]
 pub struct LayerStats {
-    /// `[kv_heads]`.
+    /// `[kv_heads]`: elements written that were beyond the largest number of their format and
+    /// scale, and were stored as that number. Counts that grow ask for other scales, or for a
+    /// format that scales each token.
     pub saturated_keys: Vec<u64>,
     /// `[kv_heads]`.
     pub saturated_values: Vec<u64>,
+    /// Of `Format::Kivi4` and the like: rows that left a block and were coded again, by compaction
+    /// or after a sequence went back.
+    pub recoded_rows: u64,
+    /// Their change, root mean square, as a share of their own.
+    pub recoding_error: f64,
 }
 
 report! {
     /// A snapshot: total = free + cached + pinned + parked + loading.
+    #[derive(Eq)]
     PoolStats from kv_pool_stats {
         slab_bytes: u64,
         slabs_total: u64,
@@ -134,6 +143,7 @@ report! {
 
 report! {
     /// A class of blocks has one size; total counts the blocks of the slabs it holds now.
+    #[derive(Eq)]
     ClassStats from kv_class_stats {
         block_bytes: u64,
         blocks_per_slab: u64,

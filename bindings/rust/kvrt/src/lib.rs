@@ -42,9 +42,9 @@ pub use policy::Policy;
 pub use pool::{Pool, PoolOf, Serial, Shared, SharedPool, Threading};
 pub use retention::CompressReport;
 pub use sequence::{Sequence, SequenceConfig, SequenceInfo, SequenceLayerInfo};
-pub use statistics::QueryStatistics;
+pub use statistics::{AffineFit, QueryStatistics};
 pub use step::{AppendInfo, AttendOptions, ReserveReport, Step, StepReport};
-pub use tables::{TableBuffers, TableSizes, Tables, TileStrides};
+pub use tables::{SealedLayout, TableBuffers, TableSizes, Tables, TileStrides};
 pub use tensor::{Elements, ElementsMut, Strides, Tensor, TensorMut};
 
 /// The README's example is compiled and run.

@@ -39,6 +39,7 @@ pub fn live_count(kind: LiveKind) -> u64 {
 
 report! {
     /// What a pool would hold.
+    #[derive(Eq)]
     PlanReport from kv_plan_report {
         sequences: u64,
         tokens_per_sequence: u64,

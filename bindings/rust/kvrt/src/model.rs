@@ -9,7 +9,8 @@ use crate::error::{check, check_length, count_of};
 use crate::raw::{flags, setters, Plain};
 use crate::{Format, Preset, Result, RopeStyle};
 
-/// How the engine rotated the keys and queries it hands over. Needed by TriAttention alone.
+/// How the engine rotated the keys and queries it hands over. Needed by TriAttention, and by
+/// keys in `Format::Affine4`.
 #[derive(Clone, Debug)]
 pub struct Rope {
     raw: Plain<sys::kv_rope>,
@@ -56,6 +57,16 @@ impl Rope {
 pub struct Storage {
     raw: Plain<sys::kv_storage>,
     scales: Option<Vec<f32>>,
+    channels: Option<Channels>,
+}
+
+/// Constants of a layer's channels, `[heads, dim]`.
+#[derive(Clone, Debug)]
+struct Channels {
+    heads: u32,
+    dim: u32,
+    means: Vec<f32>,
+    scales: Vec<f32>,
 }
 
 impl Storage {
@@ -68,6 +79,23 @@ impl Storage {
     #[must_use]
     pub fn scales(mut self, values: impl Into<Vec<f32>>) -> Self {
         self.scales = Some(values.into());
+        self
+    }
+
+    /// Constants for `Format::Affine4`: a mean and a scale for each channel of keys before
+    /// rotation, `[kv_heads, key_dim]` each, which `PoolOf::fit_affine` measures. Finite, and
+    /// scales positive. They belong to the model like its weights: pools and processes that
+    /// exchange bytes need the same.
+    #[must_use]
+    pub fn channels(
+        mut self,
+        kv_heads: u32,
+        key_dim: u32,
+        means: impl Into<Vec<f32>>,
+        scales: impl Into<Vec<f32>>,
+    ) -> Self {
+        let (means, scales) = (means.into(), scales.into());
+        self.channels = Some(Channels { heads: kv_heads, dim: key_dim, means, scales });
         self
     }
 
@@ -85,6 +113,15 @@ impl Storage {
         if let Some(values) = &self.scales {
             raw.scale_count = count_of(values, "storage: scales")?;
             raw.scales = values.as_ptr();
+        }
+        if let Some(channels) = &self.channels {
+            let needed = u64::from(channels.heads) * u64::from(channels.dim);
+            check_length(&channels.means, needed, "storage: means of channels")?;
+            check_length(&channels.scales, needed, "storage: scales of channels")?;
+            raw.channel_means = channels.means.as_ptr();
+            raw.channel_scales = channels.scales.as_ptr();
+            raw.channel_heads = channels.heads;
+            raw.channel_dim = channels.dim;
         }
         Ok(raw)
     }
@@ -234,11 +271,12 @@ fn take_back(
     if written == pointer(lent) {
         return;
     }
-    // SAFETY: null, or a constant of the library, without scales.
+    // SAFETY: null, or a constant of the library, without arrays.
     let flags = unsafe { written.as_ref() }.map(|raw| raw.flags);
     *storage = flags.map(|flags| Storage {
         raw: Plain(sys::kv_storage { flags, ..Default::default() }),
         scales: None,
+        channels: None,
     });
 }
 

@@ -17,7 +17,7 @@ macro_rules! report {
         $($(#[$field_doc:meta])* $field:ident: $type:ty,)*
     }) => {
         $(#[$doc])*
-        #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+        #[derive(Clone, Copy, Debug, PartialEq)]
         #[non_exhaustive]
         pub struct $name {
             $($(#[$field_doc])* pub $field: $type,)*

@@ -28,6 +28,10 @@ report! {
         /// By elastic pools.
         slabs_given_back: u64,
         nanoseconds: u64,
+        /// Of `Format::Kivi4` and the like: rows that left a block and were coded again.
+        recoded_rows: u64,
+        /// Their change, root mean square, as a share of their own.
+        recoding_error: f64,
     }
 }
 

@@ -109,6 +109,7 @@ impl From<sys::kv_seq_info> for SequenceInfo {
 
 report! {
     /// What one layer of a sequence holds.
+    #[derive(Eq)]
     SequenceLayerInfo from kv_seq_layer_info {
         /// Accepted tokens that are stored now.
         retained: u64,

@@ -1,12 +1,14 @@
-//! Statistics of queries: what TriAttention knows of a layer's queries before rotation.
+//! Statistics of queries: what TriAttention knows of a layer's queries before rotation. Constants of
+//! channels: what `Format::Affine4` stores keys with.
 
 use std::ffi::CString;
+use std::ops::{Bound, RangeBounds};
 use std::path::Path;
 
 use kvrt_sys as sys;
 
 use crate::error::check_length;
-use crate::{Error, PoolOf, Result, Sequence, Threading};
+use crate::{Error, PoolOf, Result, Sequence, Storage, Threading};
 
 /// Means over the queries of one layer, per query head and band of the rotation: of the complex
 /// query, and of its magnitude. Dimensions that are not rotated follow as bands of their own with a
@@ -54,7 +56,85 @@ impl QueryStatistics {
     }
 }
 
+/// Constants of `Format::Affine4` for one layer. Arrays are `[kv_heads, key_dim]`.
+#[derive(Clone, Debug, PartialEq)]
+#[non_exhaustive]
+pub struct AffineFit {
+    pub kv_heads: u32,
+    pub key_dim: u32,
+    pub channel_means: Vec<f32>,
+    pub channel_scales: Vec<f32>,
+    /// Of the KV head that holds the fewest.
+    pub tokens_used: u64,
+    /// `Tables::key_identity` of a layer that is stored with them.
+    pub identity: u64,
+}
+
+impl AffineFit {
+    /// What keys are stored with by these constants.
+    pub fn storage(&self) -> Storage {
+        let (means, scales) = (self.channel_means.clone(), self.channel_scales.clone());
+        Storage::new().channels(self.kv_heads, self.key_dim, means, scales)
+    }
+}
+
+/// More than any layer has: a row of keys takes half a byte a channel, and fits a slab of 2 MiB.
+const MOST_CHANNELS: u64 = 1 << 22;
+
+/// The first position, and how many from there on; 0: all.
+fn positions_to_fit(range: impl RangeBounds<u64>) -> Result<(u64, u64)> {
+    let first = match range.start_bound() {
+        Bound::Included(&first) => Some(first),
+        Bound::Excluded(&before) => before.checked_add(1),
+        Bound::Unbounded => Some(0),
+    };
+    let count = first.and_then(|first| match range.end_bound() {
+        Bound::Included(&last) => last.checked_sub(first).map(|rest| rest.saturating_add(1)),
+        Bound::Excluded(&end) => end.checked_sub(first).filter(|&count| count != 0),
+        Bound::Unbounded => Some(0),
+    });
+    first.zip(count).ok_or_else(|| Error::Invalid("fit: the range of positions is empty".into()))
+}
+
 impl<T: Threading> PoolOf<T> {
+    /// Measures the constants of `Format::Affine4` for one layer, which has `kv_heads` and
+    /// `key_dim`, on the retained keys of a sequence at some positions (`..`: all). The pool stores
+    /// keys in f16, say, and its layers have a `Rope`. Some hundred tokens suffice, of a text like
+    /// those that will be read. Errors: Invalid (no `Rope`, keys that are not finite), Stale, Limit
+    /// (fewer than 64 tokens).
+    pub fn fit_affine(
+        &self,
+        sequence: Sequence,
+        layer: u32,
+        kv_heads: u32,
+        key_dim: u32,
+        positions: impl RangeBounds<u64>,
+    ) -> Result<AffineFit> {
+        let channels = u64::from(kv_heads) * u64::from(key_dim);
+        if channels > MOST_CHANNELS {
+            return Err(Error::Invalid(format!(
+                "fit: {kv_heads} heads of {key_dim} channels are more than a layer can have"
+            )));
+        }
+        let (first_position, tokens) = positions_to_fit(positions)?;
+        let mut channel_means = vec![0.0; channels as usize];
+        let mut channel_scales = vec![0.0; channels as usize];
+        let mut raw = sys::kv_affine_fit {
+            layer,
+            kv_heads,
+            key_dim,
+            first_position,
+            tokens,
+            channel_means: channel_means.as_mut_ptr(),
+            channel_scales: channel_scales.as_mut_ptr(),
+            ..Default::default()
+        };
+        // SAFETY: the arrays are as long as kv_heads and key_dim say.
+        self.call(|pool| unsafe { sys::kv_seq_fit_affine(pool, sequence.to_bits(), &mut raw) })?;
+        let (tokens_used, identity) = (raw.tokens_used, raw.identity);
+        Ok(AffineFit { kv_heads, key_dim, channel_means, channel_scales, tokens_used, identity })
+    }
+
     /// Gives the pool a layer's statistics (copied); they serve every sequence whose policy does
     /// not say `statistics_online`. Errors: Invalid.
     pub fn set_statistics(&self, statistics: &QueryStatistics) -> Result<()> {

@@ -97,6 +97,7 @@ pub struct AttendOptions<'a> {
 
 report! {
     /// What the end of a step did.
+    #[derive(Eq)]
     StepReport from kv_step_report {
         /// This step's number, for `Pool::pass_fence`.
         fence: u64,

@@ -32,6 +32,8 @@ pub struct TableBuffers<'b> {
     pub slot_positions: Option<&'b mut [i32]>,
     /// `[items + 1]`: sums of kv_len.
     pub slot_indptr: Option<&'b mut [i32]>,
+    /// `[items]`: how many of an item's first blocks are sealed (see `Tables::sealed`).
+    pub sealed_blocks: Option<&'b mut [i32]>,
     /// What an export needs: filled also when it was `Error::Limit`.
     pub needed: TableSizes,
 }
@@ -59,6 +61,24 @@ pub struct TileStrides {
     pub head: i64,
     /// From word to word of a row.
     pub dim: i64,
+}
+
+/// How the sealed blocks of a layer lie: with `Format::Kivi4` and the like, the first blocks of an
+/// item, as many as `TableBuffers::sealed_blocks` says, are coded whole, and are not to be written.
+/// In other layers nothing is sealed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct SealedLayout {
+    pub key_format: Format,
+    pub value_format: Format,
+    pub block_bytes: usize,
+    /// Bytes from a block to its first head's keys.
+    pub key_offset: i64,
+    /// Bytes from a block to its first head's values.
+    pub value_offset: i64,
+    /// Bytes from a head's keys to the next one's.
+    pub key_head_bytes: i64,
+    pub value_head_bytes: i64,
 }
 
 /// The filled tables of one layer and the memory that they name, until they are dropped. The step
@@ -130,6 +150,7 @@ impl TableBuffers<'_> {
             ..Default::default()
         };
         raw.last_page_len = lend(&mut self.last_page_len, 0, &mut items, "last_page_len")?;
+        raw.sealed_blocks = lend(&mut self.sealed_blocks, 0, &mut items, "sealed_blocks")?;
         raw.kv_len = lend(&mut self.kv_len, 0, &mut items, "kv_len")?;
         raw.indptr = lend(&mut self.indptr, 1, &mut items, "indptr")?;
         raw.query_start = lend(&mut self.query_start, 1, &mut items, "query_start")?;
@@ -268,22 +289,63 @@ impl Tables<'_> {
         self.raw.value_scales
     }
 
+    /// The layout of sealed blocks. All else here is about the blocks behind them, where new rows
+    /// go.
+    pub fn sealed(&self) -> SealedLayout {
+        SealedLayout {
+            key_format: Format::from(self.raw.sealed_key_format),
+            value_format: Format::from(self.raw.sealed_value_format),
+            block_bytes: self.raw.sealed_block_bytes as usize,
+            key_offset: self.raw.sealed_key_offset,
+            value_offset: self.raw.sealed_value_offset,
+            key_head_bytes: self.raw.sealed_key_head_bytes,
+            value_head_bytes: self.raw.sealed_value_head_bytes,
+        }
+    }
+
+    /// A hash of what the bytes of keys depend on besides the keys. Rows of one pool can be read in
+    /// another where it is equal.
+    pub fn key_identity(&self) -> u64 {
+        self.raw.key_identity
+    }
+
+    /// The same of values.
+    pub fn value_identity(&self) -> u64 {
+        self.raw.value_identity
+    }
+
     /// This step's number, for `Pool::pass_fence`, also if the step is cancelled.
     pub fn fence(&self) -> u64 {
         self.raw.fence
     }
 
-    /// The bytes of block `index` of an item. Needs `block_table`, or `indptr` and `indices`.
+    /// The bytes of block `index` of an item, `sealed().block_bytes` of a sealed one and
+    /// `block_bytes()` of another. Needs `block_table`, or `indptr` and `indices`, and in layers
+    /// that seal `sealed_blocks` too.
     pub fn block(&self, item: usize, index: usize) -> Result<&[u8]> {
         let id = self.block_id(item, index)?;
+        let bytes = self.bytes_of_block(item, index)?;
         let offset = i64::from(id) * self.raw.block_stride;
         // SAFETY: the id comes from buffers that the library has filled and that are borrowed
-        // since, so it names a block of this step's, `block_bytes` long. The step is borrowed
+        // since, so it names a block of this step's, `bytes` long. The step is borrowed
         // exclusively, and nobody else writes to a block that one of its sequences reads.
         Ok(unsafe {
             let start = self.raw.base.cast::<u8>().offset(offset as isize);
-            std::slice::from_raw_parts(start, self.block_bytes())
+            std::slice::from_raw_parts(start, bytes)
         })
+    }
+
+    /// `item` is one of the step's.
+    fn bytes_of_block(&self, item: usize, index: usize) -> Result<usize> {
+        let sealed = self.sealed().block_bytes;
+        if sealed == self.block_bytes() {
+            return Ok(sealed);
+        }
+        let counts = self.buffers.sealed_blocks.as_ref().ok_or_else(|| {
+            Error::Invalid("tables: blocks of this layer are told apart by sealed_blocks".into())
+        })?;
+        let is_sealed = index < counts[item] as usize;
+        Ok(if is_sealed { sealed } else { self.block_bytes() })
     }
 
     fn block_id(&self, item: usize, index: usize) -> Result<i32> {

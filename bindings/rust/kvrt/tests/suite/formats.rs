@@ -28,8 +28,7 @@ fn attention_over_codes_is_near_the_softmax() {
                     .value_format(value_format)
                     .key_storage(storage.clone())
                     .value_storage(storage);
-                let config = config().block_tokens(32);
-                let pool = Pool::create(&config, &Model::new([layer])).unwrap();
+                let pool = create_one(layer).unwrap();
                 let sequence = sequence(&pool);
                 for tokens in [0..21, 21..22, 22..TOKENS] {
                     let outputs = text.run(&pool, sequence, tokens.clone());

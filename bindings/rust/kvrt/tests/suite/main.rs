@@ -3,6 +3,7 @@
 
 mod common;
 
+mod affine;
 mod attention;
 mod bad_input;
 mod batching;
@@ -13,6 +14,7 @@ mod formats;
 mod guards;
 mod hooks;
 mod retention;
+mod sealed;
 mod sequences;
 mod statistics;
 mod steps;
