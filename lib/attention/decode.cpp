@@ -2,7 +2,8 @@
 //
 // A run is up to 64 slots. For each KV head of a run: scores of all its query heads (a register
 // holds 16 slots of one dimension, so there are no horizontal sums), the softmax of the run, then
-// the weighted values. Records are taken by records-inl.hpp and codes-inl.hpp instead. While a tile
+// the weighted values. Records are taken by records-inl.hpp and codes-inl.hpp instead, sealed tiles
+// by tiles-inl.hpp. While a tile
 // is used, the tile that comes next for the same place in the run (next head, or the next run's
 // block through the table) is prefetched.
 
@@ -22,6 +23,7 @@
 #include "attention/codes-inl.hpp"
 #include "attention/records-inl.hpp"
 #include "attention/softmax-inl.hpp"
+#include "attention/tiles-inl.hpp"
 #include "base/checked.hpp"
 #include "format/rotation.hpp"
 #include "format/vector-inl.hpp"
@@ -295,6 +297,29 @@ void add_coded_values(const run_tiles& tiles, const tile_layout& layout, uint32_
     }
 }
 
+void score_sealed(const run_tiles& tiles, const sealed_tile& from, uint32_t place, uint32_t heads,
+                  const float* queries, float* scores) {
+    for (uint32_t done = 0; done < heads; done += 4) {
+        with_heads(std::min(4u, heads - done), [&](auto count) {
+            score_tile<decltype(count)::value>(from, place, tiles.keys, tiles.next_keys,
+                                               tiles.groups, queries + done * from.operand.dim,
+                                               scores + done * run_slots);
+        });
+    }
+}
+
+void add_sealed_values(const run_tiles& tiles, const sealed_tile& from, uint32_t place,
+                       uint32_t heads, const float* weights, uint32_t first, uint32_t end,
+                       float* out) {
+    for (uint32_t done = 0; done < heads; done += 4) {
+        with_heads(std::min(4u, heads - done), [&](auto count) {
+            add_tile_values<decltype(count)::value>(from, place, tiles.values, tiles.next_values,
+                                                    weights + done * run_slots, first, end,
+                                                    out + done * from.operand.dim);
+        });
+    }
+}
+
 void encode_query_heads(const tile_layout& layout, uint32_t query_heads, const float* queries,
                         std::byte* out) {
     const coded_operand keys(layout.keys, 0);
@@ -321,6 +346,13 @@ void score_coded(const run_tiles&, const tile_layout&, uint32_t, uint32_t, const
 void add_coded_values(const run_tiles&, const tile_layout&, uint32_t, uint32_t, const float*,
                       uint32_t, uint32_t, float*) {}
 void encode_query_heads(const tile_layout&, uint32_t, const float*, std::byte*) {}
+struct sealed_tile {
+    const operand_layout& operand;
+    const std::byte* tile;
+};
+void score_sealed(const run_tiles&, const sealed_tile&, uint32_t, uint32_t, const float*, float*) {}
+void add_sealed_values(const run_tiles&, const sealed_tile&, uint32_t, uint32_t, const float*,
+                       uint32_t, uint32_t, float*) {}
 
 // Vectors of one lane have no pieces: records are left to the blocked kernel.
 bool reads_codes() { return false; }
@@ -328,7 +360,13 @@ bool reads_codes() { return false; }
 #endif
 
 bool reads(const operand_layout& operand) {
-    return operand.plain() || (reads_codes() && operand.format->reading.codes != code_kind::none);
+    if (operand.plain()) return true;
+    if (operand.tiled()) {
+        // A run lies in one tile.
+        return reads_codes() && operand.tile_tokens % run_slots == 0 &&
+               operand.format->tile.reading.codes == code_kind::nibbles;
+    }
+    return reads_codes() && operand.format->reading.codes != code_kind::none;
 }
 
 bool reads_layout(const tile_layout& layout) {
@@ -348,6 +386,17 @@ struct decoder {
         return block_address(piece.call->arena, piece.item->blocks[slot / layout.block_tokens]);
     }
 
+    // Rows of a slot that begins a group of 16: elements, records, or codes of a sealed tile.
+    static int64_t codes_at(const operand_layout& operand, uint32_t place, uint32_t head) {
+        if (!operand.tiled()) return operand.at(place, head, 0);
+        return operand.tile_at(head) + int64_t{place} * operand.format->code_bytes(operand.dim);
+    }
+
+    // The tile of a KV head in the block of a slot.
+    sealed_tile tile_of(const operand_layout& operand, uint32_t slot, uint32_t head) const {
+        return {operand, block_of(slot) + operand.tile_at(head)};
+    }
+
     // Tiles of the run at `first` for a KV head; what follows is the next head, or the next run.
     void find_tiles(uint32_t first, uint32_t head, run_tiles& tiles) const {
         const bool last_head = head + 1 == piece.end_head;
@@ -356,8 +405,8 @@ struct decoder {
              slot += slot_group) {
             const uint32_t g = tiles.groups++;
             const std::byte* block = block_of(slot);
-            tiles.keys[g] = block + layout.keys.at(slot % layout.block_tokens, head, 0);
-            tiles.values[g] = block + layout.values.at(slot % layout.block_tokens, head, 0);
+            tiles.keys[g] = block + codes_at(layout.keys, slot % layout.block_tokens, head);
+            tiles.values[g] = block + codes_at(layout.values, slot % layout.block_tokens, head);
             const uint32_t next_slot = slot + run_slots;
             if (!last_head) {
                 tiles.next_keys[g] = tiles.keys[g] + key_head_bytes;
@@ -365,8 +414,8 @@ struct decoder {
             } else if (next_slot < piece.end_slot) {
                 const std::byte* next = block_of(next_slot);
                 const uint32_t place = next_slot % layout.block_tokens;
-                tiles.next_keys[g] = next + layout.keys.at(place, piece.first_head, 0);
-                tiles.next_values[g] = next + layout.values.at(place, piece.first_head, 0);
+                tiles.next_keys[g] = next + codes_at(layout.keys, place, piece.first_head);
+                tiles.next_values[g] = next + codes_at(layout.values, place, piece.first_head);
             } else {
                 tiles.next_keys[g] = tiles.keys[g];
                 tiles.next_values[g] = tiles.values[g];
@@ -396,6 +445,9 @@ struct decoder {
             float* values = partial.values + uint64_t{query_head} * value_dim;
             if (layout.keys.plain()) {
                 score_of(layout.keys.type, heads)(tiles, queries + done * key_dim, key_dim, scores);
+            } else if (layout.keys.tiled()) {
+                score_sealed(tiles, tile_of(layout.keys, run, head), run % layout.block_tokens,
+                             heads, queries + done * key_dim, scores);
             } else {
                 score_coded(tiles, layout, head, heads,
                             piece.coded_queries + uint64_t{query_head} * query_bytes, query_bytes,
@@ -410,6 +462,10 @@ struct decoder {
             if (layout.values.plain()) {
                 value_of(layout.values.type, heads)(tiles, scores, first - run, end - run,
                                                     value_dim, values);
+            } else if (layout.values.tiled()) {
+                add_sealed_values(tiles, tile_of(layout.values, run, head),
+                                  run % layout.block_tokens, heads, scores, first - run, end - run,
+                                  values);
             } else {
                 add_coded_values(tiles, layout, head, heads, scores, first - run, end - run,
                                  values);

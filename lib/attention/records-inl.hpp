@@ -43,6 +43,9 @@ constexpr bool is_nibbles(code_kind kind) {
     return kind == code_kind::nibbles || kind == code_kind::e2m1_nibbles;
 }
 
+/// Taken off the codes of tiles, so that sums over them stay small.
+inline constexpr float middle_nibble = 8.0f;
+
 /// What a kernel needs of an operand whose format has a code_reading.
 struct coded_operand {
     const operand_layout& layout;
@@ -61,8 +64,21 @@ struct coded_operand {
         if (operand.format->takes_scales) scale *= operand.constants(head).scale;
     }
 
+    /// The codes of a tile (format.hpp, tile_reading) as one group without metadata of its own.
+    static coded_operand of_tile(const operand_layout& operand) { return coded_operand(operand); }
+
     uint32_t channels(uint32_t index) const { return HWY_MIN(group, dim - index * group); }
     bool has_least() const { return reading.groups == group_kind::f16_step_least; }
+
+  private:
+    explicit coded_operand(const operand_layout& operand)
+        : layout(operand),
+          reading{operand.format->tile.reading.codes, group_kind::none, middle_nibble, 1.0f},
+          dim(operand.dim),
+          group(operand.dim),
+          groups(1),
+          code_bytes(operand.format->code_bytes(operand.dim)),
+          scale(1.0f) {}
 };
 
 template <class tag>
@@ -456,7 +472,8 @@ void scale_weights(const coded_operand& values, const value_groups& groups, floa
                 hn::Store(hn::Mul(weight, step), d, out.weight[g][h] + slot);
                 offset = hn::MulAdd(weight, hn::Load(d, groups.least[g] + slot), offset);
             }
-            out.offset[g][h] = values.has_least() ? hn::GetLane(hn::SumOfLanes(d, offset)) : 0.0f;
+            const bool leasts = values.has_least() || values.layout.tiled();
+            out.offset[g][h] = leasts ? hn::GetLane(hn::SumOfLanes(d, offset)) : 0.0f;
         }
     }
 }
@@ -548,18 +565,13 @@ HWY_INLINE void add_channels(tag d, const value_rows& rows, const value_rows& ne
 
 /// out[h][channel] += sum over slots [first, end) of weights[h][slot] * value.
 template <code_kind kind, uint32_t heads>
-HWY_NOINLINE void add_record_values(const std::byte* const* tiles,
-                                    const std::byte* const* next_tiles, const coded_operand& values,
-                                    const float* weights, uint32_t first, uint32_t end,
-                                    float* out) {
+HWY_INLINE void add_value_rows(const value_rows& rows, const value_rows& next_rows,
+                               const coded_operand& values, const value_groups& groups,
+                               const float* weights, uint32_t first, uint32_t end, float* out) {
     const hn::CappedTag<float, 16> wide;
     const hn::CappedTag<float, 8> middle;
     const hn::CappedTag<float, 4> narrow;
-    const value_rows rows{tiles, values.layout.row_bytes()};
-    const value_rows next_rows{next_tiles, values.layout.row_bytes()};
-    value_groups groups;
     scaled_weights<heads> scaled;
-    read_value_groups(values, rows, first, end, groups);
     scale_weights<heads>(values, groups, is_fp8(kind) ? fp8_unit<kind> : 1.0f, weights, first, end,
                          scaled);
     for (uint32_t g = 0; g < values.groups; ++g) {
@@ -583,6 +595,19 @@ HWY_NOINLINE void add_record_values(const std::byte* const* tiles,
         for (; at + width(middle) <= bytes; at += width(middle)) take(middle, at);
         for (; at < bytes; at += width(narrow)) take(narrow, at);
     }
+}
+
+/// The same of records, whose metadata lie behind their codes.
+template <code_kind kind, uint32_t heads>
+HWY_NOINLINE void add_record_values(const std::byte* const* tiles,
+                                    const std::byte* const* next_tiles, const coded_operand& values,
+                                    const float* weights, uint32_t first, uint32_t end,
+                                    float* out) {
+    const value_rows rows{tiles, values.layout.row_bytes()};
+    const value_rows next_rows{next_tiles, values.layout.row_bytes()};
+    value_groups groups;
+    read_value_groups(values, rows, first, end, groups);
+    add_value_rows<kind, heads>(rows, next_rows, values, groups, weights, first, end, out);
     for (uint32_t slot = first; slot < end; ++slot) {
         __builtin_prefetch(next_rows.of(slot) + values.code_bytes, 0, 2);
     }

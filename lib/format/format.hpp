@@ -49,17 +49,6 @@ enum class operand_role { keys, values };
 
 enum class format_class { plain, token_local, tile_local };
 
-/// The rows of one KV head in a sealed block. Allocates nothing.
-struct tile_codec {
-    uint32_t token_multiple = 0;                                 ///< of tokens in a tile
-    uint32_t (*bytes)(uint32_t tokens, uint32_t dim) = nullptr;  ///< a multiple of 64
-    /// rows are [tokens][dim].
-    void (*seal)(const float* rows, uint32_t tokens, uint32_t dim, std::byte* tile) = nullptr;
-    /// Rows [first, first + count) of a tile as [count][dim].
-    void (*open)(const std::byte* tile, uint32_t tokens, uint32_t dim, uint32_t first,
-                 uint32_t count, float* rows) = nullptr;
-};
-
 /// Codes that stand for numbers c, so that x = step * (c - zero) + least, with what a group's
 /// metadata say of step and least. Such a format tells kernels how to read its records; `none`
 /// leaves them to decode(). All but those of fp8 are whole: products with them need no floating
@@ -72,6 +61,32 @@ struct code_reading {
     group_kind groups = group_kind::none;
     float zero = 0.0f;  ///< the code of 0, where least does not say it
     float unit = 1.0f;  ///< step = unit * what is stored
+};
+
+/// How kernels read a tile of whole codes, which lie in its front, those of a row in whole words;
+/// `none` leaves it to open(). All metadata are f16. With c a row's code:
+///
+///   keys    codes [slot / 16][word][slot % 16], then for each channel_tokens tokens step[dim],
+///           least[dim]; where there are factors they follow, [tokens]:
+///           x = (step[channel] * c + least[channel]) * factor[token]
+///   values  codes [slot][word], factor[dim], step[tokens], least[tokens]:
+///           x = (step[token] * c + least[token]) * factor[channel]
+struct tile_reading {
+    code_kind codes = code_kind::none;
+    uint32_t channel_tokens = 0;  ///< of keys; 0: all tokens of the tile
+    bool token_factors = false;   ///< of keys
+};
+
+/// The rows of one KV head in a sealed block. Allocates nothing.
+struct tile_codec {
+    uint32_t token_multiple = 0;                                 ///< of tokens in a tile
+    uint32_t (*bytes)(uint32_t tokens, uint32_t dim) = nullptr;  ///< a multiple of 64
+    /// rows are [tokens][dim].
+    void (*seal)(const float* rows, uint32_t tokens, uint32_t dim, std::byte* tile) = nullptr;
+    /// Rows [first, first + count) of a tile as [count][dim].
+    void (*open)(const std::byte* tile, uint32_t tokens, uint32_t dim, uint32_t first,
+                 uint32_t count, float* rows) = nullptr;
+    tile_reading reading = {};
 };
 
 struct format_description {

@@ -97,6 +97,11 @@ void decode_value(const std::byte* record, uint32_t dim, const row_constants&, f
     decode_affine_groups<bits>(record, dim, group, row);
 }
 
+constexpr format_description with_tile_reading(format_description format) {
+    format.tile.reading = {code_kind::nibbles, group, false};
+    return format;
+}
+
 template <uint32_t bits>
 constexpr format_description keys_of(uint32_t id, const char* name) {
     return {.id = id,
@@ -128,7 +133,8 @@ constexpr format_description readable(format_description format) {
 
 }  // namespace
 
-constinit const format_description kivi4_key_format = keys_of<4>(KV_FORMAT_KIVI4, "kivi4");
+constinit const format_description kivi4_key_format =
+    with_tile_reading(keys_of<4>(KV_FORMAT_KIVI4, "kivi4"));
 constinit const format_description kivi4_value_format =
     readable(values_of<4>(KV_FORMAT_KIVI4, "kivi4"));
 constinit const format_description kivi2_key_format = keys_of<2>(KV_FORMAT_KIVI2, "kivi2");

@@ -1,0 +1,160 @@
+// Decode attention over sealed tiles whose codes are nibbles (format.hpp, tile_reading), with the
+// kernels of records-inl.hpp. What a tile shares goes to the side where it is needed once:
+//
+//   q . k[t]  = factor[t] (sum (q step) (c - 8)  +  q . (least + 8 step)),  folded into the query
+//   w . v     = factor    (sum (w step[t]) (c - 8) + sum w (least[t] + 8 step[t])),  into the sum
+//
+// Include it per target.
+
+// Per-target include guard.
+#if defined(KVRT_ATTENTION_TILES_INL_HPP) == defined(HWY_TARGET_TOGGLE)
+#ifdef KVRT_ATTENTION_TILES_INL_HPP
+#undef KVRT_ATTENTION_TILES_INL_HPP
+#else
+#define KVRT_ATTENTION_TILES_INL_HPP
+#endif
+
+#include <hwy/highway.h>
+
+#include "attention/records-inl.hpp"
+
+HWY_BEFORE_NAMESPACE();
+namespace kvrt {
+namespace HWY_NAMESPACE {
+
+#if HWY_TARGET != HWY_SCALAR
+
+/// Lanes(d) numbers from f16, the first at `from`.
+template <class tag>
+HWY_INLINE hn::Vec<tag> load_halves(tag d, const std::byte* from) {
+    const hn::Rebind<uint16_t, tag> d16;
+    const hn::Rebind<hwy::float16_t, tag> df16;
+    const auto bits = hn::LoadU(d16, reinterpret_cast<const uint16_t*>(from));
+    return hn::PromoteTo(d, hn::BitCast(df16, bits));
+}
+
+/// A sealed tile of one KV head, and where its parts lie.
+struct sealed_tile {
+    const operand_layout& operand;
+    const std::byte* tile;
+
+    uint32_t code_row_bytes() const { return operand.format->code_bytes(operand.dim); }
+    const std::byte* metadata() const {
+        return tile + uint64_t{operand.tile_tokens} * code_row_bytes();
+    }
+};
+
+/// `heads` queries with the steps of the channels folded in, as score_records takes them.
+template <uint32_t heads>
+struct folded_queries {
+    static constexpr uint32_t stride = widest_row + 16;  // floats
+    alignas(64) float channels[heads][stride];
+    float bias[heads];
+
+    /// queries are [heads][dim], numbers of the channels step[dim] and least[dim].
+    void fold(const float* queries, uint32_t dim, const std::byte* numbers) {
+        const hn::CappedTag<float, 8> d;  // dims are multiples
+        const uint32_t lanes = static_cast<uint32_t>(hn::Lanes(d));
+        hn::Vec<decltype(d)> sums[heads];
+        for (uint32_t h = 0; h < heads; ++h) sums[h] = hn::Zero(d);
+        for (uint32_t i = 0; i < dim; i += lanes) {
+            const auto step = load_halves(d, numbers + i * 2);
+            const auto least = load_halves(d, numbers + (dim + i) * 2);
+            const auto middle = hn::MulAdd(step, hn::Set(d, middle_nibble), least);
+            for (uint32_t h = 0; h < heads; ++h) {
+                const auto query = hn::LoadU(d, queries + h * dim + i);
+                hn::StoreU(hn::Mul(query, step), d, channels[h] + i);
+                sums[h] = hn::MulAdd(query, middle, sums[h]);
+            }
+        }
+        for (uint32_t h = 0; h < heads; ++h) bias[h] = hn::GetLane(hn::SumOfLanes(d, sums[h]));
+    }
+};
+
+/// scores[h][slot - first of the run] = query h . key, for the tile_count groups of 16 slots from
+/// `place` of the tile on.
+template <uint32_t heads>
+HWY_NOINLINE void score_tile(const sealed_tile& from, uint32_t place, const std::byte* const* tiles,
+                             const std::byte* const* next_tiles, uint32_t tile_count,
+                             const float* queries, float* scores) {
+    const hn::CappedTag<float, slot_group> d;
+    const uint32_t lanes = static_cast<uint32_t>(hn::Lanes(d));
+    const tile_reading& reading = from.operand.format->tile.reading;
+    const uint32_t dim = from.operand.dim;
+    const uint32_t together =
+        reading.channel_tokens != 0 ? reading.channel_tokens : from.operand.tile_tokens;
+    const coded_operand keys = coded_operand::of_tile(from.operand);
+    const std::byte* factors = from.metadata() + dim * 4;
+    folded_queries<heads> folded;
+    for (uint32_t group = 0; group < tile_count;) {
+        const uint32_t slot = place + group * slot_group;
+        const uint32_t left = (together - slot % together) / slot_group;
+        const uint32_t count = HWY_MIN(left, tile_count - group);
+        folded.fold(queries, dim, from.metadata() + uint64_t{slot / together} * dim * 4);
+        float* out = scores + group * slot_group;
+        score_records<code_kind::nibbles, heads>(
+            tiles + group, next_tiles + group, count, keys,
+            reinterpret_cast<const std::byte*>(folded.channels[0]),
+            folded.stride * static_cast<uint32_t>(sizeof(float)), out);
+        for (uint32_t s = 0; s < count * slot_group; s += lanes) {
+            const auto factor =
+                reading.token_factors ? load_halves(d, factors + (slot + s) * 2) : hn::Set(d, 1.0f);
+            for (uint32_t h = 0; h < heads; ++h) {
+                float* at = out + h * run_slots + s;
+                const auto sum = hn::Add(hn::LoadU(d, at), hn::Set(d, folded.bias[h]));
+                hn::StoreU(hn::Mul(sum, factor), d, at);
+            }
+        }
+        group += count;
+    }
+}
+
+/// out[h][channel] += sum over slots [first, end) of weights[h][slot] * value; slot 0 of the run is
+/// at `place` of the tile, and no slot beyond it.
+template <uint32_t heads>
+HWY_NOINLINE void add_tile_values(const sealed_tile& from, uint32_t place,
+                                  const std::byte* const* tiles, const std::byte* const* next_tiles,
+                                  const float* weights, uint32_t first, uint32_t end, float* out) {
+    const hn::CappedTag<float, 8> d;
+    const uint32_t lanes = static_cast<uint32_t>(hn::Lanes(d));
+    const uint32_t dim = from.operand.dim;
+    const std::byte* factors = from.metadata();
+    const std::byte* steps = factors + dim * 2;
+    const std::byte* leasts = steps + from.operand.tile_tokens * 2;
+    const coded_operand values = coded_operand::of_tile(from.operand);
+    value_groups groups;
+    for (uint32_t slot = first / slot_group * slot_group; slot < end; ++slot) {
+        // What lies outside weighs nothing, even where it is no number.
+        const bool inside = slot >= first;
+        const float step = inside ? load_f16(steps + (place + slot) * 2) : 0.0f;
+        const float least = inside ? load_f16(leasts + (place + slot) * 2) : 0.0f;
+        groups.step[0][slot] = step;
+        groups.least[0][slot] = least + middle_nibble * step;
+        groups.zero[0][slot] = middle_nibble;
+    }
+    for (uint32_t slot = end; slot % slot_group != 0; ++slot) {
+        groups.step[0][slot] = groups.least[0][slot] = groups.zero[0][slot] = 0.0f;
+    }
+    alignas(64) float sums[heads * widest_row];
+    std::fill_n(sums, heads * dim, 0.0f);
+    const value_rows rows{tiles, from.code_row_bytes()};
+    const value_rows next_rows{next_tiles, from.code_row_bytes()};
+    add_value_rows<code_kind::nibbles, heads>(rows, next_rows, values, groups, weights, first, end,
+                                              sums);
+    for (uint32_t i = 0; i < dim; i += lanes) {
+        const auto factor = load_halves(d, factors + i * 2);
+        for (uint32_t h = 0; h < heads; ++h) {
+            float* at = out + h * dim + i;
+            const auto sum = hn::LoadU(d, sums + h * dim + i);
+            hn::StoreU(hn::MulAdd(sum, factor, hn::LoadU(d, at)), d, at);
+        }
+    }
+}
+
+#endif  // HWY_SCALAR
+
+}  // namespace HWY_NAMESPACE
+}  // namespace kvrt
+HWY_AFTER_NAMESPACE();
+
+#endif  // per-target include guard
