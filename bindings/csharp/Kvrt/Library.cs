@@ -120,7 +120,8 @@ namespace Kvrt
         /// <summary>The most layers of a model.</summary>
         public uint MaxLayers => report.max_layers;
 
-        /// <summary>Whether keys and values can be stored so.</summary>
+        /// <summary>Whether keys can be stored so; values too, but for
+        /// <see cref="StorageFormat.Affine4"/>.</summary>
         public bool Supports(StorageFormat format) => Holds(report.formats, (uint)format);
 
         /// <summary>Whether pools can live there.</summary>

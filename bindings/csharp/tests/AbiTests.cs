@@ -275,7 +275,9 @@ namespace Kvrt.Tests
         {
             Capabilities can = Library.GetCapabilities();
             Check.True(can.Supports(StorageFormat.Float32) && can.Supports(StorageFormat.Float16) &&
-                       can.Supports(StorageFormat.BFloat16), "formats");
+                       can.Supports(StorageFormat.BFloat16) &&
+                       can.Supports(StorageFormat.Affine4) &&
+                       !can.Supports((StorageFormat)21), "formats");
             Check.True(can.Supports(Device.Cpu) && !can.Supports(Device.Cuda), "devices");
             Check.True(can.Supports(BlockLayout.Native) && can.Supports(BlockLayout.Hnd) &&
                        can.Supports(BlockLayout.Nhd), "layouts");

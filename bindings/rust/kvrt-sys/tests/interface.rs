@@ -154,7 +154,8 @@ fn constants_have_the_values_of_the_header() {
         KV_FORMAT_FP8_E4M3 KV_FORMAT_FP8_E5M2 KV_FORMAT_FP8_TOKEN KV_FORMAT_INT8_TOKEN
         KV_FORMAT_INT4_TOKEN KV_FORMAT_Q8_0 KV_FORMAT_Q4_0 KV_FORMAT_Q4_1 KV_FORMAT_NVFP4
         KV_FORMAT_MXFP4 KV_FORMAT_KIVI4 KV_FORMAT_KIVI2 KV_FORMAT_KVARN4 KV_FORMAT_KVARN2
-        KV_FORMAT_TURBO4 KV_FORMAT_TURBO3 KV_FORMAT_AFFINE4 KV_STORAGE_SCALE_ONE KV_STORAGE_ROTATE KV_ROPE_NONE KV_ROPE_HALF
+        KV_FORMAT_TURBO4 KV_FORMAT_TURBO3 KV_FORMAT_AFFINE4 KV_STORAGE_SCALE_ONE
+        KV_STORAGE_ROTATE KV_ROPE_NONE KV_ROPE_HALF
         KV_ROPE_INTERLEAVED KV_LAYER_SHARED KV_PRESET_NEAR_LOSSLESS KV_PRESET_BALANCED
         KV_PRESET_SMALLEST KV_DEVICE_DEFAULT
         KV_DEVICE_CPU KV_DEVICE_CUDA KV_LAYOUT_NATIVE KV_LAYOUT_HND KV_LAYOUT_NHD
@@ -179,7 +180,8 @@ fn every_function_of_the_library_is_declared() {
         kv_pool_check kv_pool_create kv_pool_get_class_stats kv_pool_get_layer_stats
         kv_pool_get_stats
         kv_pool_load_statistics kv_pool_pass_fence kv_pool_release kv_pool_set_statistics
-        kv_seq_append kv_seq_create kv_seq_fit_affine kv_seq_fork kv_seq_get_info kv_seq_get_layer_info
+        kv_seq_append kv_seq_create kv_seq_fit_affine kv_seq_fork kv_seq_get_info
+        kv_seq_get_layer_info
         kv_seq_get_positions kv_seq_get_statistics kv_seq_pin kv_seq_release
         kv_seq_save_statistics kv_seq_set_policy kv_seq_truncate kv_seq_unpin
         kv_status_category kv_status_name kv_step_accept kv_step_accept_batch
@@ -215,7 +217,8 @@ fn initial_values_are_those_of_kv_struct_init() {
         kv_struct_header kv_hooks kv_storage kv_rope kv_layer kv_model kv_pool_config
         kv_seq_config kv_seq_info kv_seq_layer_info kv_append_info kv_reserve_report
         kv_step_report kv_tables kv_tensor kv_attend_options kv_policy kv_compress_options
-        kv_compress_report kv_query_statistics kv_affine_fit kv_class_stats kv_pool_stats kv_layer_stats
+        kv_compress_report kv_query_statistics kv_affine_fit kv_class_stats kv_pool_stats
+        kv_layer_stats
         kv_plan_report kv_capabilities_report
     }
 }

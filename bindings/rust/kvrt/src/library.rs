@@ -123,6 +123,7 @@ pub struct Capabilities {
 }
 
 impl Capabilities {
+    /// Whether keys can be stored so; values too, but for `Format::Affine4`.
     pub fn has_format(&self, format: Format) -> bool {
         has_bit(self.formats, format.code())
     }

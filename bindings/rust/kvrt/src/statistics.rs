@@ -1,5 +1,5 @@
-//! Statistics of queries: what TriAttention knows of a layer's queries before rotation. Constants of
-//! channels: what `Format::Affine4` stores keys with.
+//! Statistics of queries: what TriAttention knows of a layer's queries before rotation. Constants
+//! of channels: what `Format::Affine4` stores keys with.
 
 use std::ffi::CString;
 use std::ops::{Bound, RangeBounds};

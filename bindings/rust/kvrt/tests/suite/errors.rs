@@ -66,6 +66,8 @@ fn the_library_says_what_it_is_and_can() {
     assert!(version.to_string().starts_with("0.1."));
     let capabilities = kvrt::capabilities().unwrap();
     assert!(capabilities.has_format(Format::F16) && capabilities.has_format(Format::F32));
+    assert!(capabilities.has_format(Format::Affine4));
+    assert!(!capabilities.has_format(Format::Other(21)));
     assert!(!capabilities.has_format(Format::Other(63)));
     assert!(!capabilities.has_format(Format::Other(64)));
     assert!(capabilities.has_device(kvrt::Device::Cpu));
