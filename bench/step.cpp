@@ -112,7 +112,7 @@ double allocate_and_free(block_store& blocks, std::vector<block_id>& batch, bool
         for (uint32_t done = 0; done < piece; done += static_cast<uint32_t>(batch.size())) {
             for (block_id& id : batch) id = blocks.allocate(0);
             if (backwards) std::reverse(batch.begin(), batch.end());
-            for (const block_id id : batch) blocks.drop(0, id, 0, none);
+            for (const block_id id : batch) blocks.drop(id, 0, none);
         }
         times.push_back(nanoseconds(clock_type::now() - start) / piece);
     }
@@ -133,7 +133,7 @@ void measure_blocks() {
                allocate_and_free(blocks, many, false));
     fmt::print("block allocate_free pattern=4096_backwards ns={:.1f}\n",
                allocate_and_free(blocks, many, true));
-    blocks.drop(0, held, 0, fence_clock());
+    blocks.drop(held, 0, fence_clock());
 }
 
 }  // namespace

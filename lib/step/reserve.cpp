@@ -14,6 +14,7 @@ namespace {
 struct lane_need {
     uint32_t new_blocks = 0;
     bool copy_tail = false;    ///< others read the partly filled tail block, or it is sealed
+    bool open_tail = false;    ///< it is sealed
     uint32_t seal_blocks = 0;  ///< into which full ones are sealed at the step's end
 };
 
@@ -21,9 +22,10 @@ lane_need need_of(const cache& store, const step_item& item, uint32_t lane) {
     const lane_state& state = item.owner->lanes[lane];
     lane_need need;
     need.new_blocks = store.model.blocks_for(state.slots + item.rows) - state.blocks;
-    need.copy_tail = state.slots % store.model.block_tokens != 0 &&
-                     (state.sealed_blocks == state.blocks ||
-                      store.blocks.references(state.table[state.blocks - 1]) > 1);
+    const bool has_tail = state.slots % store.model.block_tokens != 0;
+    need.open_tail = has_tail && state.sealed_blocks == state.blocks;
+    need.copy_tail =
+        need.open_tail || (has_tail && store.blocks.references(state.table[state.blocks - 1]) > 1);
     need.seal_blocks = blocks_to_seal(store, state, lane, state.slots + item.rows);
     return need;
 }
@@ -48,10 +50,11 @@ status count_item(const cache& store, const step_item& item, uint64_t* needed) {
         const lane_geometry& geometry = store.model.lanes[lane];
         const lane_state& state = item.owner->lanes[lane];
         const lane_need need = need_of(store, item, lane);
-        const uint32_t raw = need.new_blocks + (need.copy_tail ? 1 : 0);
-        needed[geometry.class_index] += raw;
+        needed[geometry.class_index] += need.new_blocks + (need.copy_tail ? 1 : 0);
         needed[geometry.sealed_class_index] += need.seal_blocks;
-        whole[geometry.class_index] += raw + (state.blocks - state.sealed_blocks);
+        // Others may stop to read a tail, so that it needs no copy.
+        whole[geometry.class_index] +=
+            need.new_blocks + (need.open_tail ? 1 : 0) + (state.blocks - state.sealed_blocks);
         whole[geometry.sealed_class_index] += state.sealed_blocks + need.seal_blocks;
     }
     if (!store.blocks.could_ever_allocate(whole)) {
@@ -123,7 +126,7 @@ bool grow_lane(step& target, uint32_t item_index, uint32_t lane) {
         const block_id copy = store.blocks.allocate(geometry.class_index);
         if (copy == no_block) return false;
         undo.replaced = state.table[state.blocks - 1];
-        if (state.sealed_blocks == state.blocks) {
+        if (need.open_tail) {
             open_tail(store, *item.owner, lane, copy);
             --state.sealed_blocks;
             state.opened_slots = state.slots % store.model.block_tokens;
