@@ -213,4 +213,41 @@ TEST_CASE("survivors that do not move keep their tiles bit by bit") {
     w.check();
 }
 
+TEST_CASE("scores are those of the keys as they are stored, sealed, raw, rotated or not") {
+    const world w({{KV_FORMAT_KIVI4, KV_FORMAT_KIVI4}, {KV_FORMAT_KVARN4, KV_FORMAT_KVARN2}}, {});
+    const kv_seq seq = w.create();
+    ok(w.step(seq, 1, 250, 250));
+    // Small norms stay, of all but the first 4 and the last 8 tokens.
+    std::vector<std::vector<uint64_t>> expected;
+    for (uint32_t layer = 0; layer < 2; ++layer) {
+        for (uint32_t head = 0; head < 2; ++head) {
+            std::vector<std::pair<double, uint64_t>> norms;
+            for (uint32_t slot = 4; slot < 242; ++slot) {
+                double square = 0.0;
+                for (const float x : w.stored(seq, layer, false, head, slot)) {
+                    square += double{x} * double{x};
+                }
+                norms.emplace_back(square, slot);
+            }
+            std::sort(norms.begin(), norms.end());
+            std::vector<uint64_t> kept = {0, 1, 2, 3};
+            for (uint32_t i = 0; i < 100 - 12; ++i) kept.push_back(norms[i].second);
+            for (uint64_t slot = 242; slot < 250; ++slot) kept.push_back(slot);
+            std::sort(kept.begin(), kept.end());
+            expected.push_back(kept);
+        }
+    }
+    kv_compress_report report;
+    compress(w, seq, KV_SCORER_KEY_NORM, 100, report);
+    for (uint32_t layer = 0; layer < 2; ++layer) {
+        for (uint32_t head = 0; head < 2; ++head) {
+            const slot_positions positions =
+                positions_of(w.pool->store, w.inside(seq), layer, head);
+            std::vector<uint64_t> kept;
+            for (uint32_t slot = 0; slot < 100; ++slot) kept.push_back(positions.at(slot));
+            CHECK(kept == expected[layer * 2 + head]);
+        }
+    }
+}
+
 }  // namespace

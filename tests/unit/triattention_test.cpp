@@ -6,6 +6,7 @@
 #include <complex>
 #include <functional>
 
+#include "format/rotation.hpp"
 #include "paged_fixture.hpp"
 #include "retention/scores.hpp"
 
@@ -296,4 +297,42 @@ TEST_CASE("a mean magnitude below the mean's own counts as no spread") {
     triattention_weights(shape, rope, phases.data(),
                          {real.data(), imaginary.data(), magnitude.data()}, weights.data());
     for (uint32_t f = 0; f < 16; ++f) CHECK(weights[f] == 0.0f);
+}
+
+TEST_CASE("keys that are kept rotated by Hadamard's matrix score as the rows they stand for") {
+    constexpr uint32_t slots = 40, dim = 64;
+    rope_description rope;
+    rope.style = KV_ROPE_HALF;
+    rope.dimensions = dim;
+    for (uint32_t f = 0; f < dim / 2; ++f) rope.inverse_frequencies[f] = std::pow(0.7, double(f));
+    std::mt19937 random(4);
+    std::normal_distribution<double> normal;
+    head_means query;
+    for (uint32_t f = 0; f < dim / 2; ++f) {
+        query.mean.emplace_back(normal(random), normal(random));
+        query.magnitude.push_back(std::abs(query.mean.back()) * 1.2);
+    }
+    const mean_arrays means({query});
+    triattention_shape shape;
+    shape.key_dim = dim;
+    shape.group = 1;
+    shape.offset_max = 4096;
+    on_every_target([&] {
+        paged_cache plain(tile_order::native, 32, 1, dim, 32, element::f32, element::f32, slots);
+        paged_cache rotated(tile_order::native, 32, 1, dim, 32, element::f32, element::f32, slots);
+        rotated.layout.keys.rotated = true;
+        for (uint32_t s = 0; s < slots; ++s) {
+            float row[dim];
+            for (uint32_t d = 0; d < dim; ++d) {
+                row[d] = static_cast<float>(plain.set(false, s, 0, d, normal(random)));
+            }
+            rotate_row(row, dim);
+            for (uint32_t d = 0; d < dim; ++d) rotated.set(false, s, 0, d, double{row[d]});
+        }
+        const auto expected = score(plain, shape, rope, means.view(), 500, slots, 0);
+        const auto found = score(rotated, shape, rope, means.view(), 500, slots, 0);
+        for (uint32_t s = 0; s < slots; ++s) {
+            CHECK(found[s] == doctest::Approx(expected[s]).epsilon(1e-4).scale(1.0));
+        }
+    });
 }
