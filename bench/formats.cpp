@@ -33,17 +33,22 @@
 
 #include "attention/attend.hpp"
 #include "format/encode.hpp"
+#include "format/retile.hpp"
 
 namespace kvrt {
 namespace {
 
-constexpr uint32_t kv_heads = 8, query_heads = 32, dim = 128, block_tokens = 16;
+constexpr uint32_t kv_heads = 8, query_heads = 32, dim = 128;
+/// Blocks that are written and coded; the others are copies of them.
+constexpr uint32_t drawn_blocks = 16;
 constexpr uint64_t cold_bytes = uint64_t{768} << 20;
 
 constexpr uint32_t all_formats[] = {
     KV_FORMAT_F32,       KV_FORMAT_BF16,       KV_FORMAT_FP8_E4M3, KV_FORMAT_FP8_E5M2,
     KV_FORMAT_FP8_TOKEN, KV_FORMAT_INT8_TOKEN, KV_FORMAT_Q8_0,     KV_FORMAT_INT4_TOKEN,
     KV_FORMAT_Q4_0,      KV_FORMAT_Q4_1,       KV_FORMAT_NVFP4,    KV_FORMAT_MXFP4,
+    KV_FORMAT_KIVI4,     KV_FORMAT_KIVI2,      KV_FORMAT_KVARN4,   KV_FORMAT_KVARN2,
+    KV_FORMAT_TURBO4,    KV_FORMAT_TURBO3,
 };
 
 struct options {
@@ -94,15 +99,34 @@ class stored_sequences {
     stored_sequences(const format_description& keys, const format_description& values,
                      uint32_t tokens, uint32_t count, executor& threads)
         : tokens_(tokens), count_(count), threads_(threads), out_(1, query_heads, 1) {
-        layer_.layout =
-            make_tile_layout(tile_order::native, block_tokens, kv_heads, dim, dim, keys, values);
+        const auto is_tiled = [](const format_description& format) {
+            return format.kind == format_class::tile_local;
+        };
+        const auto written = [&](const format_description& format) -> const format_description& {
+            return is_tiled(format) ? *find_format(KV_FORMAT_F16, operand_role::keys) : format;
+        };
+        seals_ = is_tiled(keys) || is_tiled(values);
+        block_tokens_ = seals_ ? 64 : 16;
+        const auto layout_of = [&](const format_description& k, const format_description& v) {
+            return make_tile_layout(tile_order::native, block_tokens_, kv_heads, dim, dim, k, v);
+        };
+        layer_.layout = layout_of(keys, values);
+        raw_layout_ = layout_of(written(keys), written(values));
+        raw_layout_.keys.share_constants(layer_.layout.keys);
+        raw_layout_.values.share_constants(layer_.layout.values);
         layer_.query_heads = query_heads;
         layer_.kv_heads = kv_heads;
         layer_.scale = 0.08838835f;
         const uint32_t block_bytes = layer_.layout.block_bytes;
-        blocks_.resize(std::size_t{count} * tokens / block_tokens);
+        blocks_.resize(std::size_t{count} * tokens / block_tokens_);
         for (uint32_t i = 0; i < blocks_.size(); ++i) blocks_[i] = i * (block_bytes / block_unit);
-        bytes_ = blocks_.size() * uint64_t{block_bytes};
+        stored_bytes_ = blocks_.size() * uint64_t{block_bytes};
+        raw_blocks_.resize(drawn_blocks);
+        for (uint32_t i = 0; i < drawn_blocks; ++i) {
+            raw_blocks_[i] = static_cast<block_id>(
+                (stored_bytes_ + uint64_t{i} * raw_layout_.block_bytes) / block_unit);
+        }
+        bytes_ = stored_bytes_ + uint64_t{drawn_blocks} * raw_layout_.block_bytes;
         void* memory =
             mmap(nullptr, bytes_, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
         if (memory == MAP_FAILED) {
@@ -137,21 +161,25 @@ class stored_sequences {
         return seconds(threads_, [&] { attend(call, threads_); });
     }
 
-    /// Storing one token, averaged over the slots of the sequence's last block.
+    /// Storing one token, averaged over the slots of the sequence's last block, which is sealed
+    /// then where the format wants that.
     double append_seconds(uint32_t index, normal_rows& keys, normal_rows& values) {
+        const block_id* blocks = seals_ ? raw_blocks_.data() : table(index);
+        const uint32_t first = seals_ ? 0 : tokens_ - block_tokens_;
         const double time = seconds(threads_, [&] {
-            for (uint32_t slot = 0; slot < block_tokens; ++slot) {
-                write(table(index), tokens_ - block_tokens + slot, slot, 1, keys, values);
+            for (uint32_t slot = 0; slot < block_tokens_; ++slot) {
+                write(blocks, first + slot, slot % 16, 1, keys, values);
             }
+            if (seals_) seal(0, table(index)[0]);
         });
-        return time / block_tokens;
+        return time / block_tokens_;
     }
 
     uint32_t count() const { return count_; }
 
   private:
     const block_id* table(uint32_t index) const {
-        return blocks_.data() + std::size_t{index} * tokens_ / block_tokens;
+        return blocks_.data() + std::size_t{index} * tokens_ / block_tokens_;
     }
     void write(const block_id* blocks, uint32_t first_slot, uint32_t first_row, uint32_t rows,
                normal_rows& keys, normal_rows& values) {
@@ -160,21 +188,34 @@ class stored_sequences {
         item.first_slot = first_slot;
         item.first_row = first_row;
         item.rows = rows;
-        write_rows(layer_.layout, arena_, &item, 1, keys.view(), values.view(), {}, threads_);
+        write_rows(seals_ ? raw_layout_ : layer_.layout, arena_, &item, 1, keys.view(),
+                   values.view(), {}, threads_);
     }
-    /// Some blocks are written, the others are copies of them.
+    void seal(uint32_t raw_block, block_id target) {
+        const block_run from{&raw_layout_, &layer_.layout, raw_blocks_.data(), 0};
+        for (uint32_t head = 0; head < kv_heads; ++head) {
+            recoding recoded;
+            fill_block(from, arena_, nullptr, raw_block * block_tokens_, block_tokens_, head,
+                       layer_.layout, target, 0, recoded);
+        }
+    }
     void fill() {
-        constexpr uint32_t drawn = 16;
-        const uint32_t rows = drawn * block_tokens;
+        const uint32_t rows = drawn_blocks * block_tokens_;
         normal_rows keys(rows, kv_heads, 11), values(rows, kv_heads, 12);
-        write(blocks_.data(), 0, 0, rows, keys, values);
-        const uint64_t some = uint64_t{drawn} * layer_.layout.block_bytes;
-        for (uint64_t at = some; at < bytes_; at += some) {
-            std::memcpy(arena_ + at, arena_, std::min(some, bytes_ - at));
+        write(seals_ ? raw_blocks_.data() : blocks_.data(), 0, 0, rows, keys, values);
+        for (uint32_t i = 0; seals_ && i < drawn_blocks; ++i) seal(i, blocks_[i]);
+        const uint64_t some = uint64_t{drawn_blocks} * layer_.layout.block_bytes;
+        for (uint64_t at = some; at < stored_bytes_; at += some) {
+            std::memcpy(arena_ + at, arena_, std::min(some, stored_bytes_ - at));
         }
     }
 
     attend_layer layer_;
+    tile_layout raw_layout_;  ///< of what is not sealed yet, where the format wants that
+    bool seals_ = false;
+    uint32_t block_tokens_ = 16;
+    uint64_t stored_bytes_ = 0;
+    std::vector<block_id> raw_blocks_;
     uint32_t tokens_, count_;
     executor& threads_;
     std::byte* arena_ = nullptr;
@@ -186,8 +227,7 @@ class stored_sequences {
 
 void compare(const format_description& format, stored_sequences& plain, stored_sequences& stored,
              uint32_t tokens, const options& chosen) {
-    normal_rows query(1, query_heads, 13), keys(block_tokens, kv_heads, 14),
-        values(block_tokens, kv_heads, 15);
+    normal_rows query(1, query_heads, 13), keys(16, kv_heads, 14), values(16, kv_heads, 15);
     const uint32_t rounds = chosen.quick ? 8 : 32;
     std::vector<double> plain_times, times, ratios, append_times, shares;
     for (uint32_t round = 0; round < rounds; ++round) {
