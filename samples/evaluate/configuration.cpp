@@ -60,8 +60,8 @@ outcome<operand_storage> parse_operand(std::string_view text) {
 // Every format as it is; rotated, those that outliers hurt; more bits for keys than for values; the
 // outermost layers left in f16, as the presets do.
 const std::string_view default_configurations =
-    "f32,bf16,fp8_e4m3,fp8_e5m2,fp8_token,int8_token,q8_0,int4_token,q4_0,q4_1,nvfp4,mxfp4,"
-    "kivi4,kivi2,kvarn4,kvarn4/kvarn2,turbo4,turbo3,affine4/q4_1,"
+    "f32,f16,bf16,fp8_e4m3,fp8_e5m2,fp8_token,int8_token,q8_0,int4_token,q4_0,q4_1,nvfp4,mxfp4,"
+    "kivi4,kivi2,kvarn4,kvarn2,kvarn4/kvarn2,turbo4,turbo3,affine4/q4_1,"
     "int8_token+rotate,int4_token+rotate,q4_1+rotate,int8_token+rotate/int4_token+rotate,"
     "affine4/int4_token+rotate,"
     "int8_token+rotate/int4_token+rotate@2,int4_token+rotate@2";

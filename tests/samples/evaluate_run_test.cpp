@@ -176,7 +176,7 @@ TEST_CASE(
     REQUIRE_MESSAGE(scores, (scores ? std::string() : scores.message()));
     CHECK(scores->others[1].bytes_per_token == scores->others[0].bytes_per_token);
     CHECK(scores->others[1].sums.mean_divergence() > 0);
-    CHECK(scores->others[1].sums.mean_divergence() < scores->others[0].sums.mean_divergence());
+    CHECK(scores->others[1].sums.mean_divergence() < 1e-5);  // a model whose keys hardly matter
     evaluate::task_options asked;
     asked.chunk = 16;
     asked.threads = 1;
