@@ -70,9 +70,7 @@ alignas(16) inline constexpr uint8_t doubled_e2m1_table[16] = {
 /// Twice the numbers of e2m1 codes in the low nibbles of bytes.
 template <class tag8>
 HWY_INLINE hn::Vec<tag8> doubled_e2m1(tag8 d8, hn::Vec<tag8> codes) {
-    alignas(16) static constexpr uint8_t table[16] = {0, 1,    2,    3,    4,    6,    8,    12,
-                                                      0, 0xff, 0xfe, 0xfd, 0xfc, 0xfa, 0xf8, 0xf4};
-    return hn::TableLookupBytes(hn::LoadDup128(d8, table), codes);
+    return hn::TableLookupBytes(hn::LoadDup128(d8, doubled_e2m1_table), codes);
 }
 
 /// A whole number of at most 23 bits as the mantissa of 2^23 + number.

@@ -2,6 +2,7 @@
 // llama.cpp's q4_1 has them: what several formats store once they have changed the row's basis.
 #pragma once
 
+#include "format/format.hpp"
 #include "format/packed_codes.hpp"
 #include "format/record.hpp"
 
@@ -51,6 +52,12 @@ void decode_affine_groups(const std::byte* record, uint32_t dim, uint32_t group,
             row[at + i] = static_cast<float>(codes[i]) * step + least;
         }
     }
+}
+
+/// Tells kernels to read the records of a 4-bit format as these groups.
+constexpr format_description read_as_nibbles(format_description format) {
+    format.reading = {code_kind::nibbles, group_kind::f16_step_least, 0.0f, 1.0f};
+    return format;
 }
 
 }  // namespace kvrt

@@ -126,17 +126,12 @@ constexpr format_description values_of(uint32_t id, const char* name) {
             .decode = decode_value<bits>};
 }
 
-constexpr format_description readable(format_description format) {
-    format.reading = {code_kind::nibbles, group_kind::f16_step_least, 0.0f, 1.0f};
-    return format;
-}
-
 }  // namespace
 
 constinit const format_description kivi4_key_format =
     with_tile_reading(keys_of<4>(KV_FORMAT_KIVI4, "kivi4"));
 constinit const format_description kivi4_value_format =
-    readable(values_of<4>(KV_FORMAT_KIVI4, "kivi4"));
+    read_as_nibbles(values_of<4>(KV_FORMAT_KIVI4, "kivi4"));
 constinit const format_description kivi2_key_format = keys_of<2>(KV_FORMAT_KIVI2, "kivi2");
 constinit const format_description kivi2_value_format = values_of<2>(KV_FORMAT_KIVI2, "kivi2");
 

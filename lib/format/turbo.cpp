@@ -139,16 +139,11 @@ constexpr format_description values_of(uint32_t id, const char* name) {
             .decode = decode_value<bits>};
 }
 
-constexpr format_description readable(format_description format) {
-    format.reading = {code_kind::nibbles, group_kind::f16_step_least, 0.0f, 1.0f};
-    return format;
-}
-
 }  // namespace
 
 constinit const format_description turbo4_key_format = keys_of<4>(KV_FORMAT_TURBO4, "turbo4");
 constinit const format_description turbo4_value_format =
-    readable(values_of<4>(KV_FORMAT_TURBO4, "turbo4"));
+    read_as_nibbles(values_of<4>(KV_FORMAT_TURBO4, "turbo4"));
 constinit const format_description turbo3_key_format = keys_of<3>(KV_FORMAT_TURBO3, "turbo3");
 constinit const format_description turbo3_value_format = values_of<3>(KV_FORMAT_TURBO3, "turbo3");
 
