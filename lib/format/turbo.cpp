@@ -1,53 +1,46 @@
 // TurboQuant (arXiv 2504.19874) with codes of 4 and 3 bits, on rotated rows.
 //
-//   keys    x = factor * centroid[code]: the centroids of Lloyd and Max for N(0, 1), ascending, of
+//   keys    x = factor * unit * level[code]: levels nearly those of Lloyd and Max for N(0, 1), of
 //           which a rotated row's channels are nearly drawn once they are divided by their root
-//           mean square. The factor, in f16, is the row's norm by that of its centroids: so the
-//           decoded row has the row's norm, and 1 / sqrt(dim) needs no room of its own.
+//           mean square (normal_levels.hpp). The factor, in f16, is the row's norm by that of
+//           its levels: so the decoded row has the row's norm, and 1 / sqrt(dim) needs no room of
+//           its own.
 //   values  x = step * code + least over the whole row, both in f16: the 4-bit ones are records of
 //           int4_token.
 #include "format/affine_codes.hpp"
 #include "format/formats.hpp"
+#include "format/normal_levels.hpp"
 
 namespace kvrt {
 
 namespace {
 
+/// The positive levels, from the least one on. A number belongs to the next one where it is above
+/// the middle of the two.
 template <uint32_t bits>
-struct normal_quantizer;
+constexpr float level_size(uint32_t level) {
+    return normal_levels<bits>::of_code[(1u << (bits - 1)) + level];
+}
 
-// The positive half; the negative one mirrors it. A number belongs to the next higher centroid
-// where it is above the middle of the two.
-template <>
-struct normal_quantizer<4> {
-    static constexpr float centroids[8] = {0.12839503f, 0.3880483f, 0.65675912f, 0.94234046f,
-                                           1.2562312f,  1.6180464f, 2.0690172f,  2.7325896f};
-};
-template <>
-struct normal_quantizer<3> {
-    static constexpr float centroids[4] = {0.24509418f, 0.75600528f, 1.3439093f, 2.1519457f};
-};
-
-/// Codes of row[i] * inverse, and the sum of the squares of their centroids.
+/// Codes of row[i] * inverse, and the sum of the squares of their levels.
 template <uint32_t bits>
-double nearest_centroids(const float* row, uint32_t dim, double inverse, uint8_t* codes) {
+double nearest_levels(const float* row, uint32_t dim, double inverse, uint8_t* codes) {
     constexpr uint32_t half = 1u << (bits - 1);
-    constexpr const float(&centroids)[half] = normal_quantizer<bits>::centroids;
     float sizes[widest_row];
     uint8_t levels[widest_row] = {};
     for (uint32_t i = 0; i < dim; ++i) {
         sizes[i] = static_cast<float>(std::fabs(double{row[i]} * inverse));
     }
     for (uint32_t level = 1; level < half; ++level) {
-        const float middle = (centroids[level - 1] + centroids[level]) / 2.0f;
+        const float middle = (level_size<bits>(level - 1) + level_size<bits>(level)) / 2.0f;
         for (uint32_t i = 0; i < dim; ++i) {
             levels[i] = static_cast<uint8_t>(levels[i] + (sizes[i] > middle ? 1 : 0));
         }
     }
     double squares = 0.0;
     for (uint32_t i = 0; i < dim; ++i) {
-        const double centroid = double{centroids[levels[i]]};
-        squares += centroid * centroid;
+        const double size = double{level_size<bits>(levels[i])};
+        squares += size * size;
         codes[i] =
             static_cast<uint8_t>(std::signbit(row[i]) ? half - 1 - levels[i] : half + levels[i]);
     }
@@ -70,17 +63,18 @@ uint32_t encode_key(const float* row, uint32_t dim, const row_constants&, std::b
         store_f16(meta, NAN);
     } else if (squares == 0.0) {
         store_f16(meta, 0.0f);
-        nearest_centroids<bits>(row, dim, 0.0, codes);
+        nearest_levels<bits>(row, dim, 0.0, codes);
     } else {
+        constexpr double unit = normal_levels<bits>::unit;
         const double norm = std::sqrt(squares);
-        const double inverse = std::sqrt(static_cast<double>(dim)) / norm;
-        double factor = norm / std::sqrt(nearest_centroids<bits>(row, dim, inverse, codes));
+        const double inverse = std::sqrt(static_cast<double>(dim)) / norm / unit;
+        double factor = norm / std::sqrt(nearest_levels<bits>(row, dim, inverse, codes)) / unit;
         if (factor > double{largest_f16}) {  // the nearest that the largest factor admits
             factor = double{largest_f16};
-            nearest_centroids<bits>(row, dim, 1.0 / factor, codes);
-            constexpr const float(&centroids)[half] = normal_quantizer<bits>::centroids;
+            nearest_levels<bits>(row, dim, 1.0 / (factor * unit), codes);
             const double reach =
-                factor * double{centroids[half - 1] * 1.5f - centroids[half - 2] * 0.5f};
+                factor * unit *
+                double{level_size<bits>(half - 1) * 1.5f - level_size<bits>(half - 2) * 0.5f};
             for (uint32_t i = 0; i < dim; ++i) {
                 saturated += std::fabs(double{row[i]}) > reach ? 1 : 0;
             }
@@ -93,12 +87,11 @@ uint32_t encode_key(const float* row, uint32_t dim, const row_constants&, std::b
 
 template <uint32_t bits>
 void decode_key(const std::byte* record, uint32_t dim, const row_constants&, float* row) {
-    constexpr uint32_t half = 1u << (bits - 1);
+    using levels = normal_levels<bits>;
     const float factor = load_f16(record + dim * bits / 8);
-    float numbers[2 * half];
-    for (uint32_t level = 0; level < half; ++level) {
-        numbers[half + level] = factor * normal_quantizer<bits>::centroids[level];
-        numbers[half - 1 - level] = -numbers[half + level];
+    float numbers[1u << bits];
+    for (uint32_t code = 0; code < 1u << bits; ++code) {
+        numbers[code] = factor * static_cast<float>(levels::unit * levels::of_code[code]);
     }
     uint8_t codes[widest_row] = {};
     load_codes<bits>(record, dim, codes);

@@ -90,7 +90,8 @@ uint32_t nearest_code(double magnitude, uint32_t count, const value_function& va
 
 // ---- Records ----------------------------------------------------------------------------------
 
-/// normal_16 and normal_8: the codes of so many centroids of a normal distribution.
+/// normal_16 and normal_8: the codes of so many centroids of a normal distribution, in whole
+/// multiples of 1 / 38.146 and 1 / 40.905.
 enum class coding {
     plain,
     e4m3,
@@ -274,9 +275,16 @@ inline std::vector<double> normal_centroids(uint32_t count) {
     return centroids;
 }
 
+/// Those in whole multiples of 1 / scale.
+inline std::vector<double> whole_centroids(uint32_t count, double scale) {
+    std::vector<double> levels = normal_centroids(count);
+    for (double& level : levels) level = std::round(level * scale) / scale;
+    return levels;
+}
+
 inline double code_value(const facts& format, uint32_t code) {
-    static const std::vector<double> centroids_16 = normal_centroids(16);
-    static const std::vector<double> centroids_8 = normal_centroids(8);
+    static const std::vector<double> centroids_16 = whole_centroids(16, 38.146);
+    static const std::vector<double> centroids_8 = whole_centroids(8, 40.905);
     switch (format.code) {
         case coding::e4m3:
             return e4m3_value(code);
