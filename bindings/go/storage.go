@@ -44,7 +44,7 @@ const (
 	FormatTurbo4 Format = C.KV_FORMAT_TURBO4
 	FormatTurbo3 Format = C.KV_FORMAT_TURBO3 // the same with 3 bits
 	// FormatAffine4 is for keys alone, so that values need a format of their own: 4 bits, less a
-	// mean and over a scale per channel of keys before rotation. It wants the channel constants of
+	// mean of keys before rotation and over a scale per channel. It wants the channel constants of
 	// Storage, and a Rope also where nothing is rotated (RopeNone).
 	FormatAffine4 Format = C.KV_FORMAT_AFFINE4
 )

@@ -182,9 +182,9 @@ enum {
     KV_FORMAT_KVARN2 = 17,
     KV_FORMAT_TURBO4 = 18, /* rotated; keys: norm and 16 levels of a normal distribution; values: */
     KV_FORMAT_TURBO3 = 19, /* a scale and a minimum per token and head (2504.19874); 3: 8 levels */
-    KV_FORMAT_AFFINE4 = 20 /* keys alone: turned back to before rotation (kv_rope must be told),
-                              less a constant mean and divided by a constant scale per channel
-                              (kv_storage), spread by Hadamard's matrix, then as Q4_1 */
+    KV_FORMAT_AFFINE4 = 20 /* keys alone: less a constant mean, rotated to their position (kv_rope
+                              must be told), divided by a constant scale per channel (kv_storage),
+                              spread by Hadamard's matrix, then as Q4_1 */
 };
 
 enum {
@@ -198,8 +198,9 @@ enum {
 /* What the keys or the values of a layer are stored with, besides their format. Scales matter for
  * FP8_E4M3, FP8_E5M2 and NVFP4 only (NVFP4 takes 1.0 where none are given).
  *
- * AFFINE4 needs a mean and a scale per KV head and channel of keys before rotation, and no other
- * format takes them. kv_seq_fit_affine measures them. They are constants of the model, like its
+ * AFFINE4 needs a mean and a scale per KV head and channel, and no other format takes them: means
+ * of keys before rotation, scales for what differs from the rotated means. kv_seq_fit_affine
+ * measures them. They are constants of the model, like its
  * weights: measured once, on text of its own, and the same in every pool and process that exchanges
  * bytes. A pool does not measure them on what it happens to see first: the bytes of a prompt would
  * depend on which request came first, so that a prefix could not be shared or kept, and an unlucky
@@ -210,8 +211,8 @@ typedef struct kv_storage {
     const float *scales;  /* [scale_count], finite and positive, copied */
     uint32_t scale_count; /* 1: of the layer; kv_heads: one each */
     uint32_t reserved0;
-    const float *channel_means;  /* [channel_heads, channel_dim], finite, copied */
-    const float *channel_scales; /* the same; finite and positive */
+    const float *channel_means;  /* [channel_heads, channel_dim], before rotation, finite, copied */
+    const float *channel_scales; /* the same; behind the rotation, finite and positive */
     uint32_t channel_heads;      /* kv_heads */
     uint32_t channel_dim;        /* key_dim */
 } kv_storage;
@@ -786,11 +787,12 @@ typedef struct kv_affine_fit {
 } kv_affine_fit;
 
 /* Means are those of the retained keys, turned back to before rotation; a scale is the square root
- * of the standard deviation (errors grow with the scale, and with the spread that it leaves: their
- * sum over the channels is least there), of at least 1/64 of the head's, so that a channel that
- * does not vary has one too. Sums are in double. A layer that shares another's cache shows its
- * owner's. After an error the arrays hold nothing of use. Errors: INVALID (no kv_rope; keys that
- * are not finite), STALE, LIMIT (fewer than 64 tokens). Threads: external. */
+ * of the standard deviation of what differs from them, behind the rotation (errors grow with the
+ * scale, and with the spread that it leaves: their sum over the channels is least there), of at
+ * least 1/64 of the head's, so that a channel that does not vary has one too. Both channels of a
+ * rotary pair have one scale, since rotation mixes them. Sums are in double. A layer that shares
+ * another's cache shows its owner's. After an error the arrays hold nothing of use. Errors: INVALID
+ * (no kv_rope; keys that are not finite), STALE, LIMIT (fewer than 64 tokens). Threads: external. */
 KV_API KV_MUST_CHECK kv_status kv_seq_fit_affine(kv_pool *pool, kv_seq seq, kv_affine_fit *fit);
 
 /* ---- 12. Counters, capacity, capabilities ------------------------------------------------- */

@@ -32,9 +32,9 @@ inline constexpr uint32_t most_tile_tokens = 128;
 /// What a row is stored with, besides its own numbers: constants of the lane, the same for its
 /// lifetime, and where the token stands, which never changes either.
 struct row_constants {
-    float scale = 1.0f;                   ///< static scale of this head (fp8), or of the layer
-    const float* channel_mean = nullptr;  ///< [dim] of this head (affine formats)
-    const float* channel_scale = nullptr;
+    float scale = 1.0f;                    ///< static scale of this head (fp8), or of the layer
+    const float* channel_mean = nullptr;   ///< [dim] of this head (affine formats), before rotation
+    const float* channel_scale = nullptr;  ///< the same, behind it
     const position_rotation* turning = nullptr;  ///< formats that need positions: how keys turn
     uint32_t position = 0;                       ///< theirs too: where the row's token stands
 };

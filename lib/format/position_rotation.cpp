@@ -41,32 +41,6 @@ void find_factors(const position_rotation& rotation, uint32_t position, turning_
     }
 }
 
-/// Multiplies each pair by gain * (cosine + i * sign * sine).
-void turn(const position_rotation& rotation, uint32_t position, float gain, float sign,
-          float* row) {
-    const uint32_t pairs = rotation.pairs;
-    if (pairs == 0) return;
-    turning_factors factors;
-    find_factors(rotation, position, factors);
-    const float sine_gain = gain * sign;
-    if (rotation.interleaved) {
-        for (uint32_t b = 0; b < pairs; ++b) {
-            const float cosine = gain * factors.cosines[b], sine = sine_gain * factors.sines[b];
-            const float real = row[2 * b], imaginary = row[2 * b + 1];
-            row[2 * b] = real * cosine - imaginary * sine;
-            row[2 * b + 1] = real * sine + imaginary * cosine;
-        }
-        return;
-    }
-    float* seconds = row + pairs;
-    for (uint32_t b = 0; b < pairs; ++b) {
-        const float cosine = gain * factors.cosines[b], sine = sine_gain * factors.sines[b];
-        const float real = row[b], imaginary = seconds[b];
-        row[b] = real * cosine - imaginary * sine;
-        seconds[b] = real * sine + imaginary * cosine;
-    }
-}
-
 }  // namespace
 
 uint64_t turning_table_floats(uint32_t pairs) {
@@ -87,11 +61,27 @@ void fill_turning_table(const double* inverse_frequencies, uint32_t pairs, float
 }
 
 void turn_row(const position_rotation& rotation, uint32_t position, float* row) {
-    turn(rotation, position, rotation.gain, 1.0f, row);
-}
-
-void turn_row_back(const position_rotation& rotation, uint32_t position, float* row) {
-    turn(rotation, position, rotation.inverse_gain, -1.0f, row);
+    const uint32_t pairs = rotation.pairs;
+    if (pairs == 0) return;
+    turning_factors factors;
+    find_factors(rotation, position, factors);
+    const float gain = rotation.gain;
+    if (rotation.interleaved) {
+        for (uint32_t b = 0; b < pairs; ++b) {
+            const float cosine = gain * factors.cosines[b], sine = gain * factors.sines[b];
+            const float real = row[2 * b], imaginary = row[2 * b + 1];
+            row[2 * b] = real * cosine - imaginary * sine;
+            row[2 * b + 1] = real * sine + imaginary * cosine;
+        }
+        return;
+    }
+    float* seconds = row + pairs;
+    for (uint32_t b = 0; b < pairs; ++b) {
+        const float cosine = gain * factors.cosines[b], sine = gain * factors.sines[b];
+        const float real = row[b], imaginary = seconds[b];
+        row[b] = real * cosine - imaginary * sine;
+        seconds[b] = real * sine + imaginary * cosine;
+    }
 }
 
 }  // namespace kvrt

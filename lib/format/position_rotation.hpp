@@ -1,5 +1,5 @@
-// Turning the pairs of channels of a row by its position, and back, as rotary embedding does: what
-// formats need that store keys as they were before it. The model's layer says how (model/rope.hpp).
+// Turning the pairs of channels of a row by its position, as rotary embedding does: what formats
+// need that know something of keys before it. The model's layer says how (model/rope.hpp).
 //
 // Pair b at position p is multiplied by e^(i p f[b]). p is cut into four digits of 8 bits, and a
 // table holds the factor of each value of each digit, computed in double and stored as f32: no
@@ -14,10 +14,9 @@ namespace kvrt {
 inline constexpr uint32_t most_turned_pairs = 128;
 
 struct position_rotation {
-    uint32_t pairs = 0;        ///< channels [0, 2 * pairs) are turned; 0: none
-    bool interleaved = false;  ///< pairs are (2b, 2b + 1), else (b, b + pairs)
-    float gain = 1.0f;         ///< on turned channels, in either direction
-    float inverse_gain = 1.0f;
+    uint32_t pairs = 0;            ///< channels [0, 2 * pairs) are turned; 0: none
+    bool interleaved = false;      ///< pairs are (2b, 2b + 1), else (b, b + pairs)
+    float gain = 1.0f;             ///< on turned channels
     const float* table = nullptr;  ///< [4][256][cosines, sines][pairs]
 };
 
@@ -29,8 +28,5 @@ void fill_turning_table(const double* inverse_frequencies, uint32_t pairs, float
 
 /// From before the rotation to behind it: turned by the position, times the gain.
 void turn_row(const position_rotation& rotation, uint32_t position, float* row);
-
-/// The way back.
-void turn_row_back(const position_rotation& rotation, uint32_t position, float* row);
 
 }  // namespace kvrt

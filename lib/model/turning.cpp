@@ -19,12 +19,12 @@ bool equal(const rope_description& a, const rope_description& b) {
 status check(const layer_geometry& layer, const lane_geometry& lane) {
     if (!layer.rope_known) {
         return fail(KV_INVALID,
-                    "layer {}: {} needs kv_rope, to turn keys back by their positions: say "
+                    "layer {}: {} needs kv_rope, to turn means of keys by positions: say "
                     "KV_ROPE_NONE if they are not rotated",
                     lane.layer, lane.layout.keys.format->name);
     }
     const float gain = static_cast<float>(layer.rope.attention_factor);
-    if (!std::isnormal(gain) || !std::isnormal(1.0f / gain)) {
+    if (!std::isnormal(gain)) {
         return fail(KV_INVALID, "layer {}: rope attention_factor {} is out of reach for {}",
                     lane.layer, layer.rope.attention_factor, lane.layout.keys.format->name);
     }
@@ -35,7 +35,6 @@ void fill(const rope_description& rope, float*& next, position_rotation& out) {
     out.pairs = rope.rotated_bands();
     out.interleaved = rope.style == KV_ROPE_INTERLEAVED;
     out.gain = static_cast<float>(rope.attention_factor);
-    out.inverse_gain = static_cast<float>(1.0 / rope.attention_factor);
     out.table = next;
     fill_turning_table(rope.inverse_frequencies, out.pairs, next);
     next += turning_table_floats(out.pairs);

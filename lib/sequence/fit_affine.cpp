@@ -30,21 +30,40 @@ struct channel_moments {
     }
 };
 
+/// The channels that make a pair of `band`.
+struct pair_of_channels {
+    uint32_t first, second;
+
+    pair_of_channels(const rope_description& rope, uint32_t band)
+        : first(rope.style == KV_ROPE_INTERLEAVED ? 2 * band : band),
+          second(rope.style == KV_ROPE_INTERLEAVED ? 2 * band + 1 : band + rope.rotated_bands()) {}
+};
+
 /// A key as it was before rotation.
 void turn_back(const rope_description& rope, uint64_t position, const float* key, uint32_t dim,
                double* row) {
     std::copy_n(key, dim, row);
-    const uint32_t pairs = rope.rotated_bands();
-    const bool interleaved = rope.style == KV_ROPE_INTERLEAVED;
-    for (uint32_t band = 0; band < pairs; ++band) {
+    for (uint32_t band = 0; band < rope.rotated_bands(); ++band) {
         const double angle = static_cast<double>(position) * rope.inverse_frequencies[band];
         const double cosine = std::cos(angle) / rope.attention_factor;
         const double sine = std::sin(angle) / rope.attention_factor;
-        double& real = row[interleaved ? 2 * band : band];
-        double& imaginary = row[interleaved ? 2 * band + 1 : band + pairs];
+        const pair_of_channels pair(rope, band);
+        double& real = row[pair.first];
+        double& imaginary = row[pair.second];
         const double before = real;
         real = before * cosine + imaginary * sine;
         imaginary = imaginary * cosine - before * sine;
+    }
+}
+
+/// From variances before rotation to those behind it, which mixes the channels of a pair: over many
+/// positions both vary alike.
+void rotate_variances(const rope_description& rope, double* variances) {
+    for (uint32_t band = 0; band < rope.rotated_bands(); ++band) {
+        const pair_of_channels pair(rope, band);
+        const double both = (variances[pair.first] + variances[pair.second]) / 2;
+        variances[pair.first] = variances[pair.second] =
+            both * rope.attention_factor * rope.attention_factor;
     }
 }
 
@@ -74,15 +93,17 @@ bool fit_head(const cache& store, const sequence& source, const affine_fit& fit,
         turn_back(rope, position, key, dim, row);
         moments.add(row, dim);
     }
-    const double count = static_cast<double>(moments.count);
+    double* variances = moments.squares;
+    for (uint32_t i = 0; i < dim; ++i) variances[i] /= static_cast<double>(moments.count);
+    rotate_variances(rope, variances);
     double variance = 0;
-    for (uint32_t i = 0; i < dim; ++i) variance += moments.squares[i] / count / dim;
+    for (uint32_t i = 0; i < dim; ++i) variance += variances[i] / dim;
     const double least = variance == 0 ? 1.0 : least_share * std::sqrt(variance);
     float* means = fit.means + uint64_t{head} * dim;
     float* scales = fit.scales + uint64_t{head} * dim;
     bool finite = true;
     for (uint32_t i = 0; i < dim; ++i) {
-        const double deviation = std::sqrt(moments.squares[i] / count);
+        const double deviation = std::sqrt(variances[i]);
         means[i] = static_cast<float>(moments.means[i]);
         scales[i] = static_cast<float>(std::sqrt(std::max(deviation, least)));
         finite = finite && std::isfinite(means[i]) && std::isfinite(scales[i]);

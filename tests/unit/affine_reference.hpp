@@ -51,9 +51,17 @@ struct rope_facts {
         }
         return row;
     }
+    /// Of variances before rotation those behind it, at all angles alike.
+    std::vector<double> mixed(std::vector<double> variances) const {
+        for (uint32_t b = 0; b < dimensions / 2; ++b) {
+            const double both = variances[first_of(b)] + variances[second_of(b)];
+            variances[first_of(b)] = variances[second_of(b)] = factor * factor * both / 2;
+        }
+        return variances;
+    }
 };
 
-/// Means and scales of one head.
+/// Means of one head before rotation, scales behind it.
 struct channel_facts {
     std::vector<float> means, scales;
 
@@ -65,26 +73,28 @@ struct channel_facts {
             scales.push_back(std::exp2(normal(random)));
         }
     }
-    std::vector<double> levelled(const std::vector<double>& row) const {
-        std::vector<double> out(row.size());
-        for (std::size_t i = 0; i < row.size(); ++i) {
-            out[i] = (row[i] - double{means[i]}) / double{scales[i]};
-        }
+    /// What the mean is at a position.
+    std::vector<double> mean_at(const rope_facts& rope, uint64_t position) const {
+        return rope.turned({means.begin(), means.end()}, position, 1);
+    }
+    std::vector<double> levelled(const std::vector<double>& row, const rope_facts& rope,
+                                 uint64_t position) const {
+        std::vector<double> out = mean_at(rope, position);
+        for (std::size_t i = 0; i < row.size(); ++i) out[i] = (row[i] - out[i]) / double{scales[i]};
         return out;
     }
-    std::vector<double> raised(const std::vector<double>& row) const {
-        std::vector<double> out(row.size());
-        for (std::size_t i = 0; i < row.size(); ++i) {
-            out[i] = row[i] * double{scales[i]} + double{means[i]};
-        }
+    std::vector<double> raised(const std::vector<double>& row, const rope_facts& rope,
+                               uint64_t position) const {
+        std::vector<double> out = mean_at(rope, position);
+        for (std::size_t i = 0; i < row.size(); ++i) out[i] += row[i] * double{scales[i]};
         return out;
     }
-    /// A key as the model would hand it over: around the means, turned by its position.
+    /// A key as the model would hand it over: around the mean of its position.
     std::vector<float> key(const rope_facts& rope, uint64_t position, std::mt19937& random) const {
         std::normal_distribution<double> normal;
         std::vector<double> row(means.size());
         for (double& x : row) x = normal(random);
-        row = rope.turned(raised(row), position, 1);
+        row = raised(row, rope, position);
         return {row.begin(), row.end()};
     }
 };
@@ -94,7 +104,7 @@ inline std::vector<double> decode_affine(const std::byte* record, const channel_
                                          const rope_facts& rope, uint64_t position) {
     const uint32_t dim = static_cast<uint32_t>(channels.means.size());
     const std::vector<double> codes = decode(facts_of(KV_FORMAT_Q4_1), record, dim, 1.0);
-    return rope.turned(channels.raised(hadamard(codes)), position, 1);
+    return channels.raised(hadamard(codes), rope, position);
 }
 
 }  // namespace format_test

@@ -24,7 +24,6 @@ struct turning {
         rotation.pairs = rope.dimensions / 2;
         rotation.interleaved = rope.style == KV_ROPE_INTERLEAVED;
         rotation.gain = static_cast<float>(rope.factor);
-        rotation.inverse_gain = static_cast<float>(1.0 / rope.factor);
         table.resize(kvrt::turning_table_floats(rotation.pairs));
         kvrt::fill_turning_table(rope.frequencies.data(), rotation.pairs, table.data());
         rotation.table = table.data();
@@ -93,11 +92,8 @@ TEST_CASE("a row is turned by its position, at any position, to a part in a mill
                 row[what.rope.first_of(b)] = 0.6f;
                 row[what.rope.second_of(b)] = -0.8f;
                 const std::vector<double> before(row.begin(), row.end());
-                std::vector<float> back = row;
                 kvrt::turn_row(turned.rotation, static_cast<uint32_t>(position), row.data());
                 CHECK(distance(what.rope.turned(before, position, 1), row.data()) < 1e-6);
-                kvrt::turn_row_back(turned.rotation, static_cast<uint32_t>(position), back.data());
-                CHECK(distance(what.rope.turned(before, position, -1), back.data()) < 1e-6);
             }
             std::vector<float> row = gauss_row(what.dim, random);
             const std::vector<double> before(row.begin(), row.end());
@@ -110,7 +106,7 @@ TEST_CASE("a row is turned by its position, at any position, to a part in a mill
     }
 }
 
-TEST_CASE("a record is that of q4_1 of the row turned back, levelled and spread") {
+TEST_CASE("a record is that of q4_1 of what differs from the turned mean, levelled and spread") {
     std::mt19937 random(12);
     const facts& q4_1 = facts_of(KV_FORMAT_Q4_1);
     for (const shape& what : shapes()) {
@@ -124,8 +120,8 @@ TEST_CASE("a record is that of q4_1 of the row turned back, levelled and spread"
             const std::vector<float> row = channels.key(what.rope, position, random);
             REQUIRE(affine4().encode(row.data(), what.dim, constants_of(channels, turned, position),
                                      record.data()) == 0);
-            const std::vector<double> spread = hadamard(
-                channels.levelled(what.rope.turned({row.begin(), row.end()}, position, -1)));
+            const std::vector<double> spread =
+                hadamard(channels.levelled({row.begin(), row.end()}, what.rope, position));
             const std::vector<double> stored = decode(q4_1, record.data(), what.dim, 1.0);
             for (uint32_t index = 0; index < q4_1.groups(what.dim); ++index) {
                 const uint32_t first = 32 * index, count = q4_1.count_of(what.dim, index);
@@ -164,7 +160,7 @@ TEST_CASE("a decoded row is what the formulas make of its record") {
     }
 }
 
-TEST_CASE("the same key before rotation leaves the same record wherever it stands") {
+TEST_CASE("a key as far from the turned mean leaves the same codes wherever it stands") {
     std::mt19937 random(14);
     const rope_facts rope(KV_ROPE_HALF, 64, 10000.0, 1.0);
     const turning turned(rope);
@@ -173,10 +169,8 @@ TEST_CASE("the same key before rotation leaves the same record wherever it stand
     // A row whose numbers lie in the middle of their codes: rounding of the turns changes none.
     std::vector<double> spread(64);
     for (uint32_t i = 0; i < 64; ++i) spread[i] = 0.25 * (i * 7 % 16) - 2.0;
-    const std::vector<double> plain = channels.raised(hadamard(spread));
-    std::vector<double> seen[2];
     for (const uint64_t position : {uint64_t{3}, uint64_t{70000}}) {
-        const std::vector<double> key = rope.turned(plain, position, 1);
+        const std::vector<double> key = channels.raised(hadamard(spread), rope, position);
         const std::vector<float> row(key.begin(), key.end());
         std::vector<std::byte>& record = records[position == 3 ? 0 : 1];
         record.resize(kvrt::record_bytes(affine4(), 64));
@@ -218,12 +212,18 @@ TEST_CASE("constants fitted on 128 keys keep the others' error at its floor") {
         std::vector<std::vector<float>> rows;
         for (uint32_t v = 0; v < vectors; ++v) rows.push_back(source.draw(random));
         channel_facts channels(dim, random);
+        std::vector<double> variances(dim);
         for (uint32_t i = 0; i < dim; ++i) {
-            double mean = 0, square = 0;
+            double mean = 0;
             for (uint32_t v = 0; v < fitted; ++v) mean += double{rows[v][i]} / fitted;
-            for (uint32_t v = 0; v < fitted; ++v) square += std::pow(rows[v][i] - mean, 2);
+            for (uint32_t v = 0; v < fitted; ++v) {
+                variances[i] += std::pow(rows[v][i] - mean, 2) / fitted;
+            }
             channels.means[i] = static_cast<float>(mean);
-            channels.scales[i] = static_cast<float>(std::sqrt(square / fitted));
+        }
+        variances = rope.mixed(variances);
+        for (uint32_t i = 0; i < dim; ++i) {
+            channels.scales[i] = static_cast<float>(std::sqrt(variances[i]));
         }
         std::vector<std::byte> record(kvrt::record_bytes(affine4(), dim));
         double off = 0, size = 0;

@@ -80,7 +80,8 @@ namespace Kvrt
         /// <summary>Means of the keys before rotation.</summary>
         public float[] ChannelMeans { get; }
 
-        /// <summary>Roots of their standard deviations.</summary>
+        /// <summary>Roots of the standard deviations behind rotation; both channels of a rotary
+        /// pair have one.</summary>
         public float[] ChannelScales { get; }
 
         /// <summary>How many tokens were measured, of the KV head that holds the fewest.</summary>

@@ -125,7 +125,7 @@ namespace Kvrt
         /// <summary>As <see cref="Turbo4"/>, with 3 bits.</summary>
         Turbo3 = NativeConstants.KV_FORMAT_TURBO3,
         /// <summary>For keys alone, so that values need a format of their own: 4 bits, less a mean
-        /// and over a scale per channel of keys before rotation. Wants the channel constants of
+        /// of keys before rotation and over a scale per channel. Wants the channel constants of
         /// <see cref="Storage"/>, and a <see cref="Rope"/> also where nothing is rotated
         /// (<see cref="RopeStyle.None"/>).</summary>
         Affine4 = NativeConstants.KV_FORMAT_AFFINE4

@@ -102,8 +102,8 @@ codes! {
         Turbo4 = KV_FORMAT_TURBO4,
         /// As `Turbo4`, with 3 bits.
         Turbo3 = KV_FORMAT_TURBO3,
-        /// For keys alone, so that values need a format of their own: 4 bits, less a mean and over
-        /// a scale per channel of keys before rotation. Wants `Storage::channels`, and a `Rope`
+        /// For keys alone, so that values need a format of their own: 4 bits, less a mean of keys
+        /// before rotation and over a scale per channel. Wants `Storage::channels`, and a `Rope`
         /// also where nothing is rotated (`RopeStyle::None`).
         Affine4 = KV_FORMAT_AFFINE4,
     }
