@@ -199,17 +199,24 @@ value_function value_of(element type, uint32_t heads) {
 }
 
 #if HWY_TARGET == HWY_AVX3
-/// Whether the operand's codes are whole numbers, and multiplied as such (codes-inl.hpp).
+/// The codes that codes-inl.hpp multiplies.
+constexpr bool is_multiplied(code_kind kind) {
+    return kind == code_kind::signed_bytes || kind == code_kind::nibbles ||
+           kind == code_kind::e2m1_nibbles;
+}
+
+/// Whether the operand's codes are whole numbers, and multiplied as such.
 bool multiplies_codes(const tile_layout& layout, const operand_layout& operand) {
     static const bool has_dot_products = __builtin_cpu_supports("avx512vnni") != 0;
-    return has_dot_products && !layout.codes_as_floats && !is_fp8(operand.format->reading.codes);
+    return has_dot_products && !layout.codes_as_floats &&
+           is_multiplied(operand.format->reading.codes);
 }
 #endif
 
-/// Calls body(kind) with the operand's code_kind as a constant.
-template <class callable>
-void with_kind(const coded_operand& operand, const callable& body) {
-    switch (operand.reading.codes) {
+/// Calls body(kind) with the code_kind of records of that role as a constant.
+template <operand_role role, class callable>
+void with_kind(code_kind kind, const callable& body) {
+    switch (kind) {
         case code_kind::signed_bytes:
             return body(std::integral_constant<code_kind, code_kind::signed_bytes>());
         case code_kind::nibbles:
@@ -220,9 +227,29 @@ void with_kind(const coded_operand& operand, const callable& body) {
             return body(std::integral_constant<code_kind, code_kind::e4m3_bytes>());
         case code_kind::e5m2_bytes:
             return body(std::integral_constant<code_kind, code_kind::e5m2_bytes>());
-        case code_kind::none:
-            return;
+        default:
+            break;
     }
+    if constexpr (role == operand_role::keys) {
+        if (kind == code_kind::normal_nibbles) {
+            return body(std::integral_constant<code_kind, code_kind::normal_nibbles>());
+        }
+        body(std::integral_constant<code_kind, code_kind::normal_three_bits>());
+    } else {
+        if (kind == code_kind::two_bits) {
+            return body(std::integral_constant<code_kind, code_kind::two_bits>());
+        }
+        body(std::integral_constant<code_kind, code_kind::three_bits>());
+    }
+}
+
+/// The same of tiles.
+template <class callable>
+void with_tile_kind(const operand_layout& operand, const callable& body) {
+    if (operand.format->tile.reading.codes == code_kind::nibbles) {
+        return body(std::integral_constant<code_kind, code_kind::nibbles>());
+    }
+    body(std::integral_constant<code_kind, code_kind::two_bits>());
 }
 
 /// The same with the number of heads, 1 to 4.
@@ -246,7 +273,7 @@ void score_coded(const run_tiles& tiles, const tile_layout& layout, uint32_t hea
                  const std::byte* queries, uint32_t query_bytes, float* scores) {
     const coded_operand keys(layout.keys, head);
     for (uint32_t done = 0; done < heads; done += 4) {
-        with_kind(keys, [&](auto kind_constant) {
+        with_kind<operand_role::keys>(keys.reading.codes, [&](auto kind_constant) {
             constexpr code_kind kind = decltype(kind_constant)::value;
             with_heads(std::min(4u, heads - done), [&](auto count) {
                 constexpr uint32_t some = decltype(count)::value;
@@ -258,7 +285,11 @@ void score_coded(const run_tiles& tiles, const tile_layout& layout, uint32_t hea
                     run(&score_fp8<kind, some>);
                 } else {
 #if HWY_TARGET == HWY_AVX3
-                    if (multiplies_codes(layout, layout.keys)) return run(&score_codes<kind, some>);
+                    if constexpr (is_multiplied(kind)) {
+                        if (multiplies_codes(layout, layout.keys)) {
+                            return run(&score_codes<kind, some>);
+                        }
+                    }
 #endif
                     run(&score_records<kind, some>);
                 }
@@ -272,7 +303,7 @@ void add_coded_values(const run_tiles& tiles, const tile_layout& layout, uint32_
                       float* out) {
     const coded_operand values(layout.values, head);
     for (uint32_t done = 0; done < heads; done += 4) {
-        with_kind(values, [&](auto kind_constant) {
+        with_kind<operand_role::values>(values.reading.codes, [&](auto kind_constant) {
             constexpr code_kind kind = decltype(kind_constant)::value;
             with_heads(std::min(4u, heads - done), [&](auto count) {
                 constexpr uint32_t some = decltype(count)::value;
@@ -281,7 +312,7 @@ void add_coded_values(const run_tiles& tiles, const tile_layout& layout, uint32_
                            first, end, out + done * values.dim);
                 };
 #if HWY_TARGET == HWY_AVX3
-                if constexpr (!is_fp8(kind)) {
+                if constexpr (is_multiplied(kind)) {
                     if (multiplies_codes(layout, layout.values)) {
                         // Groups of 16 nibbles are halves of a chunk.
                         if constexpr (kind == code_kind::e2m1_nibbles) {
@@ -300,10 +331,12 @@ void add_coded_values(const run_tiles& tiles, const tile_layout& layout, uint32_
 void score_sealed(const run_tiles& tiles, const sealed_tile& from, uint32_t place, uint32_t heads,
                   const float* queries, float* scores) {
     for (uint32_t done = 0; done < heads; done += 4) {
-        with_heads(std::min(4u, heads - done), [&](auto count) {
-            score_tile<decltype(count)::value>(from, place, tiles.keys, tiles.next_keys,
-                                               tiles.groups, queries + done * from.operand.dim,
-                                               scores + done * run_slots);
+        with_tile_kind(from.operand, [&](auto kind) {
+            with_heads(std::min(4u, heads - done), [&](auto count) {
+                score_tile<decltype(kind)::value, decltype(count)::value>(
+                    from, place, tiles.keys, tiles.next_keys, tiles.groups,
+                    queries + done * from.operand.dim, scores + done * run_slots);
+            });
         });
     }
 }
@@ -312,10 +345,12 @@ void add_sealed_values(const run_tiles& tiles, const sealed_tile& from, uint32_t
                        uint32_t heads, const float* weights, uint32_t first, uint32_t end,
                        float* out) {
     for (uint32_t done = 0; done < heads; done += 4) {
-        with_heads(std::min(4u, heads - done), [&](auto count) {
-            add_tile_values<decltype(count)::value>(from, place, tiles.values, tiles.next_values,
-                                                    weights + done * run_slots, first, end,
-                                                    out + done * from.operand.dim);
+        with_tile_kind(from.operand, [&](auto kind) {
+            with_heads(std::min(4u, heads - done), [&](auto count) {
+                add_tile_values<decltype(kind)::value, decltype(count)::value>(
+                    from, place, tiles.values, tiles.next_values, weights + done * run_slots, first,
+                    end, out + done * from.operand.dim);
+            });
         });
     }
 }
@@ -361,12 +396,11 @@ bool reads_codes() { return false; }
 
 bool reads(const operand_layout& operand) {
     if (operand.plain()) return true;
-    if (operand.tiled()) {
-        // A run lies in one tile.
-        return reads_codes() && operand.tile_tokens % run_slots == 0 &&
-               operand.format->tile.reading.codes == code_kind::nibbles;
-    }
-    return reads_codes() && operand.format->reading.codes != code_kind::none;
+    // A run lies in one tile.
+    if (operand.tiled() && operand.tile_tokens % run_slots != 0) return false;
+    const code_kind kind =
+        operand.tiled() ? operand.format->tile.reading.codes : operand.format->reading.codes;
+    return reads_codes() && kind != code_kind::none && operand.dim % whole_channels(kind) == 0;
 }
 
 bool reads_layout(const tile_layout& layout) {
