@@ -64,13 +64,14 @@ inline void prepare_query(const float* query, const coded_operand& keys, std::by
 // ---- Keys -------------------------------------------------------------------------------------
 
 /// sums[h] += query h . four channels of the slots, `from` their first.
-template <code_kind kind, int half, uint32_t heads, class tag>
+template <code_kind kind, bool one_zero, int half, uint32_t heads, class tag>
 HWY_INLINE void add_four(tag d, hn::Vec<hn::Rebind<uint32_t, tag>> word, hn::Vec<tag> base,
                          const std::byte* queries, uint32_t query_bytes, uint32_t from,
                          hn::Vec<tag> (&sums)[heads][2]) {
-    const hn::Vec<tag> key[4] = {
-        channel_of<kind, 0, half>(d, word, base), channel_of<kind, 1, half>(d, word, base),
-        channel_of<kind, 2, half>(d, word, base), channel_of<kind, 3, half>(d, word, base)};
+    const hn::Vec<tag> key[4] = {channel_of<kind, one_zero, 0, half>(d, word, base),
+                                 channel_of<kind, one_zero, 1, half>(d, word, base),
+                                 channel_of<kind, one_zero, 2, half>(d, word, base),
+                                 channel_of<kind, one_zero, 3, half>(d, word, base)};
     HWY_UNROLL(8)
     for (uint32_t h = 0; h < heads; ++h) {
         const float* query = reinterpret_cast<const float*>(queries + h * query_bytes) + from;
@@ -83,11 +84,11 @@ HWY_INLINE void add_four(tag d, hn::Vec<hn::Rebind<uint32_t, tag>> word, hn::Vec
 
 /// The same of eight: those from `low` on lie in the low nibbles of the word, those from `high` on
 /// in its high ones.
-template <code_kind kind, uint32_t heads, class tag>
+template <code_kind kind, bool one_zero, uint32_t heads, class tag>
 HWY_INLINE void add_eight(tag d, hn::Vec<hn::Rebind<uint32_t, tag>> word, hn::Vec<tag> base,
                           const std::byte* queries, uint32_t query_bytes, uint32_t low,
                           uint32_t high, hn::Vec<tag> (&sums)[heads][2]) {
-    if constexpr (is_looked_up(kind) && !looks_up_floats) {
+    if constexpr (is_looked_up(kind) && !in_register<kind, one_zero>) {
         const hn::Rebind<uint32_t, tag> du;
         const hn::Repartition<uint8_t, tag> d8;
         constexpr code_kind bytes = code_kind::signed_bytes;
@@ -95,17 +96,17 @@ HWY_INLINE void add_eight(tag d, hn::Vec<hn::Rebind<uint32_t, tag>> word, hn::Ve
             const auto nibbles = hn::BitCast(d8, hn::And(codes, hn::Set(du, 0x0f0f0f0fu)));
             return hn::BitCast(du, looked_up_bytes<kind>(d8, nibbles));
         };
-        add_four<bytes, 0>(d, numbers(word), base, queries, query_bytes, low, sums);
-        add_four<bytes, 0>(d, numbers(hn::ShiftRight<4>(word)), base, queries, query_bytes, high,
-                           sums);
+        add_four<bytes, false, 0>(d, numbers(word), base, queries, query_bytes, low, sums);
+        add_four<bytes, false, 0>(d, numbers(hn::ShiftRight<4>(word)), base, queries, query_bytes,
+                                  high, sums);
     } else {
-        add_four<kind, 0>(d, word, base, queries, query_bytes, low, sums);
-        add_four<kind, 1>(d, word, base, queries, query_bytes, high, sums);
+        add_four<kind, one_zero, 0>(d, word, base, queries, query_bytes, low, sums);
+        add_four<kind, one_zero, 1>(d, word, base, queries, query_bytes, high, sums);
     }
 }
 
 /// The same of a group of `count` channels from `first` on; word(i) gives its i-th word.
-template <code_kind kind, uint32_t heads, class tag, class word_source>
+template <code_kind kind, bool one_zero, uint32_t heads, class tag, class word_source>
 HWY_INLINE void add_group(tag d, const word_source& word, hn::Vec<tag> base,
                           const std::byte* queries, uint32_t query_bytes, uint32_t first,
                           uint32_t count, hn::Vec<tag> (&sums)[heads][2]) {
@@ -113,19 +114,20 @@ HWY_INLINE void add_group(tag d, const word_source& word, hn::Vec<tag> base,
     const uint32_t end = first + count, half = count / 2, quarter = count / 4;
     if constexpr (bits_of(kind) == 8) {
         for (uint32_t i = first; i < end; i += 4) {
-            add_four<kind, 0>(d, word((i - first) / 4), base, queries, query_bytes, i, sums);
+            add_four<kind, one_zero, 0>(d, word((i - first) / 4), base, queries, query_bytes, i,
+                                        sums);
         }
     } else if constexpr (bits_of(kind) == 4) {
         for (uint32_t i = first; i < first + half; i += 4) {
-            add_eight<kind>(d, word((i - first) / 4), base, queries, query_bytes, i, i + half,
-                            sums);
+            add_eight<kind, one_zero>(d, word((i - first) / 4), base, queries, query_bytes, i,
+                                      i + half, sums);
         }
     } else if constexpr (bits_of(kind) == 2) {
         for (uint32_t i = first; i < first + quarter; i += 4) {
             const auto codes = word((i - first) / 4);
-            add_eight<kind>(d, codes, base, queries, query_bytes, i, i + half, sums);
-            add_eight<kind>(d, hn::ShiftRight<2>(codes), base, queries, query_bytes, i + quarter,
-                            i + quarter + half, sums);
+            add_eight<kind, one_zero>(d, codes, base, queries, query_bytes, i, i + half, sums);
+            add_eight<kind, one_zero>(d, hn::ShiftRight<2>(codes), base, queries, query_bytes,
+                                      i + quarter, i + quarter + half, sums);
         }
     } else {
         // A word of third bits belongs to two of the others: one of each half of the quarters.
@@ -134,10 +136,10 @@ HWY_INLINE void add_group(tag d, const word_source& word, hn::Vec<tag> base,
             auto third = word((i - first + quarter) / 4);
             for (uint32_t at = i; at < first + quarter; at += eighth) {
                 const auto low = word((at - first) / 4);
-                add_eight<kind>(d, three_bit_nibbles<0>(du, low, third), base, queries, query_bytes,
-                                at, at + half, sums);
-                add_eight<kind>(d, three_bit_nibbles<1>(du, low, third), base, queries, query_bytes,
-                                at + quarter, at + quarter + half, sums);
+                add_eight<kind, one_zero>(d, three_bit_nibbles<0>(du, low, third), base, queries,
+                                          query_bytes, at, at + half, sums);
+                add_eight<kind, one_zero>(d, three_bit_nibbles<1>(du, low, third), base, queries,
+                                          query_bytes, at + quarter, at + quarter + half, sums);
                 third = hn::ShiftRight<1>(third);
             }
         }
@@ -145,7 +147,7 @@ HWY_INLINE void add_group(tag d, const word_source& word, hn::Vec<tag> base,
 }
 
 /// scores[h][group * 16 + slot] = query h . key, of integer codes.
-template <code_kind kind, uint32_t heads>
+template <code_kind kind, uint32_t heads, bool one_zero = false>
 HWY_NOINLINE void score_records(const std::byte* const* tiles, const std::byte* const* next_tiles,
                                 uint32_t tile_count, const coded_operand& keys,
                                 const std::byte* queries, uint32_t query_bytes, float* scores) {
@@ -169,10 +171,10 @@ HWY_NOINLINE void score_records(const std::byte* const* tiles, const std::byte* 
                     read_group(d, keys, g, [&](uint32_t m) { return word(code_words + m); });
                 hn::Vec<decltype(d)> sums[heads][2];
                 for (uint32_t h = 0; h < heads; ++h) sums[h][0] = sums[h][1] = hn::Zero(d);
-                add_group<kind>(
+                add_group<kind, one_zero>(
                     d, [&](uint32_t i) { return word(first_word + i); },
-                    number_base<kind>(d, group.zero), queries, query_bytes, first, keys.channels(g),
-                    sums);
+                    number_base<kind, one_zero>(d, group.zero), queries, query_bytes, first,
+                    keys.channels(g), sums);
                 for (uint32_t h = 0; h < heads; ++h) {
                     const auto sum = hn::Add(sums[h][0], sums[h][1]);
                     total[h] = hn::MulAdd(sum, group.step, total[h]);
@@ -347,16 +349,21 @@ HWY_INLINE void add_channels(tag d, code_source codes, const value_rows& rows,
         for (uint32_t v = 0; v < vectors; ++v) sums[h][v] = hn::Set(d, offset[h]);
     }
     const bool new_line = codes.starts_line();
-    for (uint32_t slot = first; slot < end; ++slot) {
-        hn::Vec<tag> value[vectors];
-        codes.load(d, rows.of(slot), hn::Set(d, bases[slot]), value);
-        if (new_line) __builtin_prefetch(next_rows.of(slot) + codes.byte, 0, 2);
-        HWY_UNROLL(4)
-        for (uint32_t h = 0; h < heads; ++h) {
-            const auto weight = hn::Set(d, weights[h][slot]);
+    for (uint32_t slot = first; slot < end;) {
+        const std::byte* row = rows.of(slot);
+        const std::byte* next = next_rows.of(slot) + codes.byte;
+        const uint32_t stop = HWY_MIN(end, (slot / slot_group + 1) * slot_group);
+        for (; slot < stop; ++slot, row += rows.row_bytes, next += rows.row_bytes) {
+            hn::Vec<tag> value[vectors];
+            codes.load(d, row, hn::Set(d, bases[slot]), value);
+            if (new_line) __builtin_prefetch(next, 0, 2);
             HWY_UNROLL(4)
-            for (uint32_t v = 0; v < vectors; ++v) {
-                sums[h][v] = hn::MulAdd(value[v], weight, sums[h][v]);
+            for (uint32_t h = 0; h < heads; ++h) {
+                const auto weight = hn::Set(d, weights[h][slot]);
+                HWY_UNROLL(4)
+                for (uint32_t v = 0; v < vectors; ++v) {
+                    sums[h][v] = hn::MulAdd(value[v], weight, sums[h][v]);
+                }
             }
         }
     }

@@ -95,9 +95,9 @@ HWY_NOINLINE void score_tile(const sealed_tile& from, uint32_t place, const std:
         folded.fold(queries, dim, from.metadata() + uint64_t{slot / together} * dim * 4,
                     middle_code(kind));
         float* out = scores + group * slot_group;
-        score_records<kind, heads>(tiles + group, next_tiles + group, count, keys,
-                                   reinterpret_cast<const std::byte*>(folded.channels[0]),
-                                   folded.stride * static_cast<uint32_t>(sizeof(float)), out);
+        score_records<kind, heads, true>(tiles + group, next_tiles + group, count, keys,
+                                         reinterpret_cast<const std::byte*>(folded.channels[0]),
+                                         folded.stride * static_cast<uint32_t>(sizeof(float)), out);
         for (uint32_t s = 0; s < count * slot_group; s += lanes) {
             const auto factor =
                 reading.token_factors ? load_halves(d, factors + (slot + s) * 2) : hn::Set(d, 1.0f);

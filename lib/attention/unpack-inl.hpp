@@ -115,34 +115,40 @@ HWY_INLINE void promote_halves(tag d, halves bits, hn::Vec<tag>& lower, hn::Vec<
 
 // ---- Words of keys ----------------------------------------------------------------------------
 
-/// Looked up in registers of 16 floats, by the 4 lowest bits of words.
-inline constexpr bool looks_up_floats = HWY_TARGET == HWY_AVX3;
+/// Whether numbers are looked up in a register of 16 floats, by the 4 lowest bits of words: those
+/// of tables, and unsigned codes that all have the same zero.
+template <code_kind kind, bool one_zero>
+inline constexpr bool in_register = HWY_TARGET == HWY_AVX3 &&
+                                    (is_looked_up(kind) || (one_zero && is_unsigned(kind)));
 
-/// What channel_of needs beside the codes: 2^23 + zero, or the table.
-template <code_kind kind, class tag>
+/// What channel_of needs beside the codes: 2^23 + zero, or that register.
+template <code_kind kind, bool one_zero, class tag>
 HWY_INLINE hn::Vec<tag> number_base(tag d, hn::Vec<tag> zero) {
-    if constexpr (is_unsigned(kind)) return hn::Add(zero, hn::Set(d, 0x1p23f));
-    if constexpr (is_looked_up(kind) && looks_up_floats) {
-        const hn::Rebind<int32_t, tag> di;
+    const hn::Rebind<int32_t, tag> di;
+    if constexpr (!in_register<kind, one_zero>) {
+        return hn::Add(zero, hn::Set(d, 0x1p23f));
+    } else if constexpr (is_looked_up(kind)) {
         const hn::Rebind<int8_t, tag> di8;
         return hn::ConvertTo(d, hn::PromoteTo(di, hn::LoadU(di8, code_table<kind>())));
+    } else {
+        const auto codes = hn::And(hn::Iota(di, 0), hn::Set(di, (1 << bits_of(kind)) - 1));
+        return hn::Sub(hn::ConvertTo(d, codes), zero);
     }
-    return hn::Zero(d);
 }
 
 /// Channel `c` of 4 in each word, as a float: of signed bytes, or of the nibbles of `half`, which
 /// may have bits of no meaning above the code.
-template <code_kind kind, int c, int half, class tag>
+template <code_kind kind, bool one_zero, int c, int half, class tag>
 HWY_INLINE hn::Vec<tag> channel_of(tag d, hn::Vec<hn::Rebind<uint32_t, tag>> word,
                                    hn::Vec<tag> base) {
     const hn::Rebind<int32_t, tag> di;
-    if constexpr (is_unsigned(kind)) {
-        return unsigned_number<kind>(d, hn::ShiftRight<8 * c + 4 * half>(word), base);
-    } else if constexpr (is_looked_up(kind)) {
+    if constexpr (in_register<kind, one_zero>) {
 #if HWY_TARGET == HWY_AVX3
         const auto code = hn::ShiftRight<8 * c + 4 * half>(word);
         return hn::Vec<tag>{_mm512_permutexvar_ps(code.raw, base.raw)};
 #endif
+    } else if constexpr (is_unsigned(kind)) {
+        return unsigned_number<kind>(d, hn::ShiftRight<8 * c + 4 * half>(word), base);
     } else {
         (void)base;
         return hn::ConvertTo(d,
