@@ -18,9 +18,9 @@
 #include <algorithm>
 #include <cmath>
 #include <limits>
-#include <type_traits>
 
 #include "attention/codes-inl.hpp"
+#include "attention/dispatch-inl.hpp"
 #include "attention/records-inl.hpp"
 #include "attention/softmax-inl.hpp"
 #include "attention/tiles-inl.hpp"
@@ -213,67 +213,13 @@ bool multiplies_codes(const tile_layout& layout, const operand_layout& operand) 
 }
 #endif
 
-/// Calls body(kind) with the code_kind of records of that role as a constant.
-template <operand_role role, class callable>
-void with_kind(code_kind kind, const callable& body) {
-    switch (kind) {
-        case code_kind::signed_bytes:
-            return body(std::integral_constant<code_kind, code_kind::signed_bytes>());
-        case code_kind::nibbles:
-            return body(std::integral_constant<code_kind, code_kind::nibbles>());
-        case code_kind::e2m1_nibbles:
-            return body(std::integral_constant<code_kind, code_kind::e2m1_nibbles>());
-        case code_kind::e4m3_bytes:
-            return body(std::integral_constant<code_kind, code_kind::e4m3_bytes>());
-        case code_kind::e5m2_bytes:
-            return body(std::integral_constant<code_kind, code_kind::e5m2_bytes>());
-        default:
-            break;
-    }
-    if constexpr (role == operand_role::keys) {
-        if (kind == code_kind::normal_nibbles) {
-            return body(std::integral_constant<code_kind, code_kind::normal_nibbles>());
-        }
-        body(std::integral_constant<code_kind, code_kind::normal_three_bits>());
-    } else {
-        if (kind == code_kind::two_bits) {
-            return body(std::integral_constant<code_kind, code_kind::two_bits>());
-        }
-        body(std::integral_constant<code_kind, code_kind::three_bits>());
-    }
-}
-
-/// The same of tiles.
-template <class callable>
-void with_tile_kind(const operand_layout& operand, const callable& body) {
-    if (operand.format->tile.reading.codes == code_kind::nibbles) {
-        return body(std::integral_constant<code_kind, code_kind::nibbles>());
-    }
-    body(std::integral_constant<code_kind, code_kind::two_bits>());
-}
-
-/// The same with the number of heads, 1 to 4.
-template <class callable>
-void with_heads(uint32_t heads, const callable& body) {
-    switch (heads) {
-        case 1:
-            return body(std::integral_constant<uint32_t, 1>());
-        case 2:
-            return body(std::integral_constant<uint32_t, 2>());
-        case 3:
-            return body(std::integral_constant<uint32_t, 3>());
-        default:
-            return body(std::integral_constant<uint32_t, 4>());
-    }
-}
-
 #if HWY_TARGET != HWY_SCALAR
 
 void score_coded(const run_tiles& tiles, const tile_layout& layout, uint32_t head, uint32_t heads,
                  const std::byte* queries, uint32_t query_bytes, float* scores) {
     const coded_operand keys(layout.keys, head);
     for (uint32_t done = 0; done < heads; done += 4) {
-        with_kind<operand_role::keys>(keys.reading.codes, [&](auto kind_constant) {
+        key_kinds::call(keys.reading.codes, [&](auto kind_constant) {
             constexpr code_kind kind = decltype(kind_constant)::value;
             with_heads(std::min(4u, heads - done), [&](auto count) {
                 constexpr uint32_t some = decltype(count)::value;
@@ -303,7 +249,7 @@ void add_coded_values(const run_tiles& tiles, const tile_layout& layout, uint32_
                       float* out) {
     const coded_operand values(layout.values, head);
     for (uint32_t done = 0; done < heads; done += 4) {
-        with_kind<operand_role::values>(values.reading.codes, [&](auto kind_constant) {
+        value_kinds::call(values.reading.codes, [&](auto kind_constant) {
             constexpr code_kind kind = decltype(kind_constant)::value;
             with_heads(std::min(4u, heads - done), [&](auto count) {
                 constexpr uint32_t some = decltype(count)::value;
@@ -331,7 +277,7 @@ void add_coded_values(const run_tiles& tiles, const tile_layout& layout, uint32_
 void score_sealed(const run_tiles& tiles, const sealed_tile& from, uint32_t place, uint32_t heads,
                   const float* queries, float* scores) {
     for (uint32_t done = 0; done < heads; done += 4) {
-        with_tile_kind(from.operand, [&](auto kind) {
+        tile_kinds::call(from.operand.format->tile.reading.codes, [&](auto kind) {
             with_heads(std::min(4u, heads - done), [&](auto count) {
                 score_tile<decltype(kind)::value, decltype(count)::value>(
                     from, place, tiles.keys, tiles.next_keys, tiles.groups,
@@ -345,7 +291,7 @@ void add_sealed_values(const run_tiles& tiles, const sealed_tile& from, uint32_t
                        uint32_t heads, const float* weights, uint32_t first, uint32_t end,
                        float* out) {
     for (uint32_t done = 0; done < heads; done += 4) {
-        with_tile_kind(from.operand, [&](auto kind) {
+        tile_kinds::call(from.operand.format->tile.reading.codes, [&](auto kind) {
             with_heads(std::min(4u, heads - done), [&](auto count) {
                 add_tile_values<decltype(kind)::value, decltype(count)::value>(
                     from, place, tiles.values, tiles.next_values, weights + done * run_slots, first,
@@ -394,17 +340,20 @@ bool reads_codes() { return false; }
 
 #endif
 
+template <class record_kinds>
 bool reads(const operand_layout& operand) {
     if (operand.plain()) return true;
     // A run lies in one tile.
     if (operand.tiled() && operand.tile_tokens % run_slots != 0) return false;
     const code_kind kind =
         operand.tiled() ? operand.format->tile.reading.codes : operand.format->reading.codes;
-    return reads_codes() && kind != code_kind::none && operand.dim % whole_channels(kind) == 0;
+    const bool is_known = operand.tiled() ? tile_kinds::has(kind) : record_kinds::has(kind);
+    return reads_codes() && is_known && operand.dim % whole_channels(kind) == 0;
 }
 
 bool reads_layout(const tile_layout& layout) {
-    return layout.order == tile_order::native && reads(layout.keys) && reads(layout.values);
+    return layout.order == tile_order::native && reads<key_kinds>(layout.keys) &&
+           reads<value_kinds>(layout.values);
 }
 
 struct decoder {
