@@ -218,9 +218,13 @@ uint64_t position_of(const attend_item& item, const lane_positions& positions, u
 void positions_of_slots(const attend_call& call, const attend_item& item, uint32_t kv_head,
                         uint32_t first, uint32_t count, uint32_t* out) {
     const lane_positions positions = call.positions_of(item);
-    for (uint32_t i = 0; i < count; ++i) {
-        out[i] = static_cast<uint32_t>(position_of(item, positions, kv_head, first + i));
-    }
+    const auto at = [&](uint32_t i) {
+        return static_cast<uint32_t>(position_of(item, positions, kv_head, first + i));
+    };
+    // They ascend, so that their ends tell whether they are consecutive.
+    const uint32_t start = at(0);
+    const bool consecutive = at(count - 1) - start == count - 1;
+    for (uint32_t i = 0; i < count; ++i) out[i] = consecutive ? start + i : at(i);
 }
 
 void relative_positions(const attend_call& call, const attend_item& item, uint32_t kv_head,

@@ -21,6 +21,7 @@
 #include <type_traits>
 
 #include "attention/codes-inl.hpp"
+#include "attention/means-inl.hpp"
 #include "attention/records-inl.hpp"
 #include "attention/softmax-inl.hpp"
 #include "attention/tiles-inl.hpp"
@@ -267,6 +268,18 @@ void score_coded(const run_tiles& tiles, const tile_layout& layout, uint32_t hea
     }
 }
 
+void score_means(const operand_layout& keys, const uint32_t* positions, uint32_t count,
+                 uint32_t heads, const std::byte* queries, uint32_t query_bytes, float* scores) {
+    for (uint32_t done = 0; done < heads; done += 4) {
+        const mean_queries some{queries + done * query_bytes + mean_query_offset(keys), query_bytes,
+                                keys.turning->pairs};
+        with_heads(std::min(4u, heads - done), [&](auto count_of_heads) {
+            add_means<decltype(count_of_heads)::value>(*keys.turning, some, positions, count,
+                                                       scores + done * run_slots);
+        });
+    }
+}
+
 void add_coded_values(const run_tiles& tiles, const tile_layout& layout, uint32_t head,
                       uint32_t heads, const float* weights, uint32_t first, uint32_t end,
                       float* out) {
@@ -324,9 +337,20 @@ void encode_query_heads(const tile_layout& layout, uint32_t query_heads, const f
                         std::byte* out) {
     const coded_operand keys(layout.keys, 0);
     const uint32_t bytes = coded_query_bytes(layout);
+    const uint32_t group = query_heads / layout.kv_heads;
+    alignas(64) float levelled[widest_row];
     for (uint32_t head = 0; head < query_heads; ++head) {
         const float* query = queries + uint64_t{head} * keys.dim;
         std::byte* target = out + uint64_t{head} * bytes;
+        if (layout.keys.format->needs_channels) {
+            const row_constants constants = layout.keys.constants(head / group);
+            prepare_mean_query(query, keys.dim, constants, target + mean_query_offset(layout.keys));
+            for (uint32_t i = 0; i < keys.dim; ++i) {
+                levelled[i] = query[i] * constants.channel_scale[i];
+            }
+            rotate_row(levelled, keys.dim);
+            query = levelled;
+        }
 #if HWY_TARGET == HWY_AVX3
         if (multiplies_codes(layout, layout.keys)) {
             encode_query(query, keys, target);
@@ -342,6 +366,8 @@ bool reads_codes() { return true; }
 #else
 
 void score_coded(const run_tiles&, const tile_layout&, uint32_t, uint32_t, const std::byte*,
+                 uint32_t, float*) {}
+void score_means(const operand_layout&, const uint32_t*, uint32_t, uint32_t, const std::byte*,
                  uint32_t, float*) {}
 void add_coded_values(const run_tiles&, const tile_layout&, uint32_t, uint32_t, const float*,
                       uint32_t, uint32_t, float*) {}
@@ -432,6 +458,11 @@ struct decoder {
             relative_positions(*piece.call, *piece.item, head, first, end - first,
                                piece.item->next_position - 1, positions + (first - run));
         }
+        const bool has_means = layout.keys.format->needs_channels;
+        uint32_t slot_positions[run_slots];
+        if (has_means) {
+            positions_of_slots(*piece.call, *piece.item, head, first, end - first, slot_positions);
+        }
         const uint32_t key_dim = layout.keys.dim;
         const uint32_t value_dim = layout.values.dim;
         const uint32_t lanes = static_cast<uint32_t>(hn::Lanes(slots_tag()));
@@ -449,9 +480,12 @@ struct decoder {
                 score_sealed(tiles, tile_of(layout.keys, run, head), run % layout.block_tokens,
                              heads, queries + done * key_dim, scores);
             } else {
-                score_coded(tiles, layout, head, heads,
-                            piece.coded_queries + uint64_t{query_head} * query_bytes, query_bytes,
-                            scores);
+                const std::byte* coded = piece.coded_queries + uint64_t{query_head} * query_bytes;
+                score_coded(tiles, layout, head, heads, coded, query_bytes, scores);
+                if (has_means) {
+                    score_means(layout.keys, slot_positions, end - first, heads, coded, query_bytes,
+                                scores + (first - run));
+                }
             }
             for (uint32_t g = 0; g < heads; ++g) {
                 soften(layer, query_head + g, positions, seen, whole, from, to,
@@ -567,13 +601,19 @@ void load_queries(const attend_call& call, uint32_t row, uint32_t first_head, ui
 
 bool decode_reads(const tile_layout& layout) { return HWY_DYNAMIC_DISPATCH(reads_layout)(layout); }
 
-uint32_t coded_query_bytes(const tile_layout& layout) {
-    const operand_layout& keys = layout.keys;
-    if (keys.plain() || keys.tiled()) return 0;
+uint32_t mean_query_offset(const operand_layout& keys) {
     const uint32_t groups = keys.format->groups(keys.dim);
     // Floats and a sum per group (records-inl.hpp), or three digits of a byte per channel, two
     // floats and three sums per group (codes-inl.hpp).
     return round_up(4 * keys.dim + 5 * 4 * groups, 64u);
+}
+
+uint32_t coded_query_bytes(const tile_layout& layout) {
+    const operand_layout& keys = layout.keys;
+    if (keys.plain() || keys.tiled()) return 0;
+    const uint32_t bytes = mean_query_offset(keys);
+    if (!keys.format->needs_channels) return bytes;
+    return bytes + round_up(4 * (2 * round_up(keys.turning->pairs, widest_register) + 1), 64u);
 }
 
 void encode_queries(const tile_layout& layout, uint32_t query_heads, const float* queries,

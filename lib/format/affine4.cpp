@@ -46,15 +46,15 @@ void decode(const std::byte* record, uint32_t dim, const row_constants& constant
 
 }  // namespace
 
-const format_description affine4_format = {.id = KV_FORMAT_AFFINE4,
-                                           .name = "affine4",
-                                           .kind = format_class::token_local,
-                                           .code_bits = 4,
-                                           .group = group,
-                                           .group_bytes = 4,
-                                           .needs_channels = true,
-                                           .needs_positions = true,
-                                           .encode = encode,
-                                           .decode = decode};
+const format_description affine4_format = read_as_nibbles({.id = KV_FORMAT_AFFINE4,
+                                                           .name = "affine4",
+                                                           .kind = format_class::token_local,
+                                                           .code_bits = 4,
+                                                           .group = group,
+                                                           .group_bytes = 4,
+                                                           .needs_channels = true,
+                                                           .needs_positions = true,
+                                                           .encode = encode,
+                                                           .decode = decode});
 
 }  // namespace kvrt
