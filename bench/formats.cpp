@@ -9,7 +9,8 @@
 // append_us     storing one token's key and value of all heads, rounding or quantising included
 // append_share  that, as a share of the attention of the step that it belongs to
 //
-// 8 KV heads of 128 dimensions, 4 query heads each, blocks of 16 tokens of normal numbers.
+// 8 KV heads of 128 dimensions, 4 query heads each, blocks of 16 tokens of normal numbers. Values
+// beside formats of keys alone are q4_1.
 // Times are the thread's own where there is one, and of the wall where there are more.
 // Sequences are taken in turn; in f16 they hold 768 MiB, so that nothing comes from caches. --hot
 // takes one sequence only, which comes from where it fits: what is computed is left.
@@ -23,6 +24,7 @@
 #include <hwy/targets.h>
 
 #include <algorithm>
+#include <cmath>
 #include <cstdlib>
 #include <cstring>
 #include <ctime>
@@ -48,7 +50,7 @@ constexpr uint32_t all_formats[] = {
     KV_FORMAT_FP8_TOKEN, KV_FORMAT_INT8_TOKEN, KV_FORMAT_Q8_0,     KV_FORMAT_INT4_TOKEN,
     KV_FORMAT_Q4_0,      KV_FORMAT_Q4_1,       KV_FORMAT_NVFP4,    KV_FORMAT_MXFP4,
     KV_FORMAT_KIVI4,     KV_FORMAT_KIVI2,      KV_FORMAT_KVARN4,   KV_FORMAT_KVARN2,
-    KV_FORMAT_TURBO4,    KV_FORMAT_TURBO3,
+    KV_FORMAT_TURBO4,    KV_FORMAT_TURBO3,     KV_FORMAT_AFFINE4,
 };
 
 struct options {
@@ -93,6 +95,32 @@ struct normal_rows {
     int64_t per_row;
 };
 
+/// Constants of a layer's keys, which are rotated as Llama 3 does.
+struct key_constants {
+    key_constants() : table(turning_table_floats(dim / 2)) {
+        std::mt19937 random(21);
+        std::normal_distribution<float> normal;
+        for (uint32_t i = 0; i < kv_heads * dim; ++i) {
+            means.push_back(normal(random));
+            scales.push_back(std::exp2(normal(random)));
+        }
+        double frequencies[dim / 2];
+        for (uint32_t b = 0; b < dim / 2; ++b) frequencies[b] = std::pow(500000.0, -2.0 * b / dim);
+        fill_turning_table(frequencies, dim / 2, table.data());
+        turning.pairs = dim / 2;
+        turning.table = table.data();
+    }
+    void give(operand_layout& keys) const {
+        if (keys.format->needs_channels) {
+            keys.channel_means = means.data();
+            keys.channel_scales = scales.data();
+        }
+        if (keys.format->needs_positions) keys.turning = &turning;
+    }
+    std::vector<float> means, scales, table;
+    position_rotation turning;
+};
+
 /// Sequences of one format, in an arena of huge pages.
 class stored_sequences {
   public:
@@ -111,6 +139,7 @@ class stored_sequences {
             return make_tile_layout(tile_order::native, block_tokens_, kv_heads, dim, dim, k, v);
         };
         layer_.layout = layout_of(keys, values);
+        constants_.give(layer_.layout.keys);
         raw_layout_ = layout_of(written(keys), written(values));
         raw_layout_.keys.share_constants(layer_.layout.keys);
         raw_layout_.values.share_constants(layer_.layout.values);
@@ -210,6 +239,7 @@ class stored_sequences {
         }
     }
 
+    key_constants constants_;
     attend_layer layer_;
     tile_layout raw_layout_;  ///< of what is not sealed yet, where the format wants that
     bool seals_ = false;
@@ -269,7 +299,8 @@ int run(const options& chosen) {
         for (const uint32_t id : all_formats) {
             const format_description* keys = find_format(id, operand_role::keys);
             const format_description* values = find_format(id, operand_role::values);
-            if (keys == nullptr || values == nullptr || !named(chosen, keys->name)) continue;
+            if (values == nullptr) values = find_format(KV_FORMAT_Q4_1, operand_role::values);
+            if (keys == nullptr || !named(chosen, keys->name)) continue;
             stored_sequences stored(*keys, *values, tokens, count, threads);
             compare(*keys, plain, stored, tokens, chosen);
         }
