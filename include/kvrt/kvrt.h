@@ -791,8 +791,9 @@ typedef struct kv_affine_fit {
  * scale, and with the spread that it leaves: their sum over the channels is least there), of at
  * least 1/64 of the head's, so that a channel that does not vary has one too. Both channels of a
  * rotary pair have one scale, since rotation mixes them. Sums are in double. A layer that shares
- * another's cache shows its owner's. After an error the arrays hold nothing of use. Errors: INVALID
- * (no kv_rope; keys that are not finite), STALE, LIMIT (fewer than 64 tokens). Threads: external. */
+ * another's cache shows its owner's. After an error the arrays hold nothing of use. Errors:
+ * INVALID (no kv_rope; keys that are not finite), STALE, LIMIT (fewer than 64 tokens). Threads:
+ * external. */
 KV_API KV_MUST_CHECK kv_status kv_seq_fit_affine(kv_pool *pool, kv_seq seq, kv_affine_fit *fit);
 
 /* ---- 12. Counters, capacity, capabilities ------------------------------------------------- */

@@ -226,21 +226,6 @@ void with_kind(const coded_operand& operand, const callable& body) {
     }
 }
 
-/// The same with the number of heads, 1 to 4.
-template <class callable>
-void with_heads(uint32_t heads, const callable& body) {
-    switch (heads) {
-        case 1:
-            return body(std::integral_constant<uint32_t, 1>());
-        case 2:
-            return body(std::integral_constant<uint32_t, 2>());
-        case 3:
-            return body(std::integral_constant<uint32_t, 3>());
-        default:
-            return body(std::integral_constant<uint32_t, 4>());
-    }
-}
-
 #if HWY_TARGET != HWY_SCALAR
 
 void score_coded(const run_tiles& tiles, const tile_layout& layout, uint32_t head, uint32_t heads,
@@ -264,18 +249,6 @@ void score_coded(const run_tiles& tiles, const tile_layout& layout, uint32_t hea
                     run(&score_records<kind, some>);
                 }
             });
-        });
-    }
-}
-
-void score_means(const operand_layout& keys, const uint32_t* positions, uint32_t count,
-                 uint32_t heads, const std::byte* queries, uint32_t query_bytes, float* scores) {
-    for (uint32_t done = 0; done < heads; done += 4) {
-        const mean_queries some{queries + done * query_bytes + mean_query_offset(keys), query_bytes,
-                                keys.turning->pairs};
-        with_heads(std::min(4u, heads - done), [&](auto count_of_heads) {
-            add_means<decltype(count_of_heads)::value>(*keys.turning, some, positions, count,
-                                                       scores + done * run_slots);
         });
     }
 }
@@ -343,12 +316,8 @@ void encode_query_heads(const tile_layout& layout, uint32_t query_heads, const f
         const float* query = queries + uint64_t{head} * keys.dim;
         std::byte* target = out + uint64_t{head} * bytes;
         if (layout.keys.format->needs_channels) {
-            const row_constants constants = layout.keys.constants(head / group);
-            prepare_mean_query(query, keys.dim, constants, target + mean_query_offset(layout.keys));
-            for (uint32_t i = 0; i < keys.dim; ++i) {
-                levelled[i] = query[i] * constants.channel_scale[i];
-            }
-            rotate_row(levelled, keys.dim);
+            level_query(query, layout.keys, head / group, target + mean_query_offset(layout.keys),
+                        levelled);
             query = levelled;
         }
 #if HWY_TARGET == HWY_AVX3
@@ -366,8 +335,6 @@ bool reads_codes() { return true; }
 #else
 
 void score_coded(const run_tiles&, const tile_layout&, uint32_t, uint32_t, const std::byte*,
-                 uint32_t, float*) {}
-void score_means(const operand_layout&, const uint32_t*, uint32_t, uint32_t, const std::byte*,
                  uint32_t, float*) {}
 void add_coded_values(const run_tiles&, const tile_layout&, uint32_t, uint32_t, const float*,
                       uint32_t, uint32_t, float*) {}

@@ -24,7 +24,9 @@
 #include <algorithm>
 
 #include "attention/kernels.hpp"
+#include "attention/operands-inl.hpp"
 #include "base/checked.hpp"
+#include "format/rotation.hpp"
 
 HWY_BEFORE_NAMESPACE();
 namespace kvrt {
@@ -55,9 +57,14 @@ struct mean_queries {
     mean_query of(uint32_t head) const { return {first + uint64_t{head} * bytes, pairs}; }
 };
 
-inline void prepare_mean_query(const float* query, uint32_t dim, const row_constants& constants,
-                               std::byte* out) {
-    const position_rotation& turning = *constants.turning;
+/// Takes a query head of a KV head apart: into its products with the mean, and what is multiplied
+/// with codes.
+inline void level_query(const float* query, const operand_layout& keys, uint32_t kv_head,
+                        std::byte* out, float* levelled) {
+    const row_constants constants = keys.constants(kv_head);
+    for (uint32_t i = 0; i < keys.dim; ++i) levelled[i] = query[i] * constants.channel_scale[i];
+    rotate_row(levelled, keys.dim);
+    const position_rotation& turning = *keys.turning;
     const float* mean = constants.channel_mean;
     const uint32_t pairs = turning.pairs, padded = round_up(pairs, widest_register);
     float* a = reinterpret_cast<float*>(out);
@@ -70,7 +77,7 @@ inline void prepare_mean_query(const float* query, uint32_t dim, const row_const
         c[b] = turning.gain * (query[second] * mean[first] - query[first] * mean[second]);
     }
     double rest = 0.0;
-    for (uint32_t i = 2 * pairs; i < dim; ++i) rest += double{query[i]} * double{mean[i]};
+    for (uint32_t i = 2 * pairs; i < keys.dim; ++i) rest += double{query[i]} * double{mean[i]};
     c[padded] = static_cast<float>(rest);
 }
 
@@ -266,7 +273,6 @@ HWY_NOINLINE void add_rows(const position_rotation& turning, const mean_queries&
     }
 }
 
-/// scores[h][i] += query h . R(positions[i]) mean, of `count` slots whose positions ascend.
 template <uint32_t heads>
 void add_means(const position_rotation& turning, const mean_queries& queries,
                const uint32_t* positions, uint32_t count, float* scores) {
@@ -283,6 +289,25 @@ void add_means(const position_rotation& turning, const mean_queries& queries,
         add_rows<heads>(turning, queries, positions, count, scores);
     }
 }
+
+/// scores[h][i] += query h . R(positions[i]) mean, of `count` slots whose positions ascend.
+inline void score_means(const operand_layout& keys, const uint32_t* positions, uint32_t count,
+                        uint32_t heads, const std::byte* queries, uint32_t query_bytes,
+                        float* scores) {
+    for (uint32_t done = 0; done < heads; done += 4) {
+        const mean_queries some{queries + done * query_bytes + mean_query_offset(keys), query_bytes,
+                                keys.turning->pairs};
+        with_heads(HWY_MIN(4, heads - done), [&](auto together) {
+            add_means<decltype(together)::value>(*keys.turning, some, positions, count,
+                                                 scores + done * run_slots);
+        });
+    }
+}
+
+#else
+
+inline void score_means(const operand_layout&, const uint32_t*, uint32_t, uint32_t,
+                        const std::byte*, uint32_t, float*) {}
 
 #endif  // HWY_SCALAR
 

@@ -12,6 +12,7 @@
 #include <hwy/highway.h>
 
 #include <limits>
+#include <type_traits>
 
 #include "format/record.hpp"
 #include "format/tile.hpp"
@@ -29,6 +30,21 @@ constexpr bool is_fp8(code_kind kind) {
 }
 constexpr bool is_nibbles(code_kind kind) {
     return kind == code_kind::nibbles || kind == code_kind::e2m1_nibbles;
+}
+
+/// Calls body(heads) with the number of heads that a kernel takes at once, 1 to 4, as a constant.
+template <class callable>
+void with_heads(uint32_t heads, const callable& body) {
+    switch (heads) {
+        case 1:
+            return body(std::integral_constant<uint32_t, 1>());
+        case 2:
+            return body(std::integral_constant<uint32_t, 2>());
+        case 3:
+            return body(std::integral_constant<uint32_t, 3>());
+        default:
+            return body(std::integral_constant<uint32_t, 4>());
+    }
 }
 
 /// Taken off the codes of tiles, so that sums over them stay small.
