@@ -218,13 +218,17 @@ uint64_t position_of(const attend_item& item, const lane_positions& positions, u
 void positions_of_slots(const attend_call& call, const attend_item& item, uint32_t kv_head,
                         uint32_t first, uint32_t count, uint32_t* out) {
     const lane_positions positions = call.positions_of(item);
-    const auto at = [&](uint32_t i) {
-        return static_cast<uint32_t>(position_of(item, positions, kv_head, first + i));
-    };
-    // They ascend, so that their ends tell whether they are consecutive.
-    const uint32_t start = at(0);
-    const bool consecutive = at(count - 1) - start == count - 1;
-    for (uint32_t i = 0; i < count; ++i) out[i] = consecutive ? start + i : at(i);
+    const uint32_t end = first + count, end_explicit = std::min(end, item.explicit_slots);
+    uint32_t slot = first;
+    while (slot < end_explicit) {  // those of a block lie side by side
+        const uint32_t block_tokens = call.layer->layout.block_tokens;
+        const uint32_t here = std::min(end_explicit - slot, block_tokens - slot % block_tokens);
+        out = std::copy_n(&positions.of(item.blocks, slot, kv_head), here, out);
+        slot += here;
+    }
+    for (; slot < end; ++slot) {
+        *out++ = static_cast<uint32_t>(item.next_position - (item.slots - slot));
+    }
 }
 
 void relative_positions(const attend_call& call, const attend_item& item, uint32_t kv_head,

@@ -166,38 +166,36 @@ HWY_INLINE void sum_window(const position_rotation& turning, const turned_means<
     }
 }
 
-/// Scores of a run's slots at `positions`, window by window.
+/// scores[h][i] += query h . R(positions[i]) mean, of slots in one window.
 template <uint32_t heads>
-HWY_NOINLINE void add_windows(const position_rotation& turning, const mean_queries& queries,
-                              const uint32_t* positions, uint32_t count, float* scores) {
+HWY_NOINLINE void add_window(const position_rotation& turning, const mean_queries& queries,
+                             const uint32_t* positions, uint32_t count, float* scores) {
     const hn::CappedTag<float, widest_register> d;
+    const hn::RebindToSigned<decltype(d)> di;
     constexpr uint32_t lanes = static_cast<uint32_t>(hn::MaxLanes(d));
-    constexpr uint32_t together =
-        HWY_MIN(heads, lanes == widest_register ? 4 : 2);  // for registers
+    constexpr uint32_t together = HWY_MIN(heads, lanes == widest_register ? 4 : 2);  // registers
     turned_means<heads> turned;
     alignas(64) float sums[heads][window_positions];
-    for (uint32_t slot = 0; slot < count;) {
-        const uint32_t first = positions[slot];
-        turn_means<heads>(turning, queries, first, true, turned);
-        uint32_t h = 0;
-        for (; h + together <= heads; h += together) {
-            sum_window<together>(turning, turned, queries, h, sums);
+    turn_means<heads>(turning, queries, positions[0], true, turned);
+    uint32_t h = 0;
+    for (; h + together <= heads; h += together) {
+        sum_window<together>(turning, turned, queries, h, sums);
+    }
+    for (; h < heads; ++h) sum_window<1>(turning, turned, queries, h, sums);
+    alignas(64) int32_t places[window_positions];
+    for (uint32_t i = 0; i < count; ++i) {
+        places[i] = static_cast<int32_t>(positions[i] - positions[0]);
+    }
+    const bool consecutive = positions[count - 1] - positions[0] == count - 1;
+    for (h = 0; h < heads; ++h) {
+        float* to = scores + h * run_slots;
+        uint32_t i = 0;
+        for (; i + lanes <= count; i += lanes) {
+            const auto sum = consecutive ? hn::Load(d, sums[h] + i)
+                                         : hn::GatherIndex(d, sums[h], hn::Load(di, places + i));
+            hn::StoreU(hn::Add(hn::LoadU(d, to + i), sum), d, to + i);
         }
-        for (; h < heads; ++h) sum_window<1>(turning, turned, queries, h, sums);
-        const bool whole =
-            slot == 0 && count == window_positions && positions[count - 1] - first == count - 1;
-        for (h = 0; whole && h < heads; ++h) {
-            float* to = scores + h * run_slots;
-            for (uint32_t i = 0; i < window_positions; i += lanes) {
-                hn::StoreU(hn::Add(hn::LoadU(d, to + i), hn::Load(d, sums[h] + i)), d, to + i);
-            }
-        }
-        if (whole) return;
-        for (; slot < count && positions[slot] - first < window_positions; ++slot) {
-            for (h = 0; h < heads; ++h) {
-                scores[h * run_slots + slot] += sums[h][positions[slot] - first];
-            }
-        }
+        for (; i < count; ++i) to[i] += sums[h][places[i]];
     }
 }
 
@@ -216,7 +214,7 @@ HWY_INLINE hn::Vec<tag> sums_of(tag d, hn::Vec<tag>* vectors) {
     return vectors[0];
 }
 
-/// The same slot by slot, 4 at once.
+/// The same wherever slots stand, 4 at once.
 template <uint32_t heads>
 HWY_NOINLINE void add_rows(const position_rotation& turning, const mean_queries& queries,
                            const uint32_t* positions, uint32_t count, float* scores) {
@@ -273,20 +271,24 @@ HWY_NOINLINE void add_rows(const position_rotation& turning, const mean_queries&
     }
 }
 
+/// Slots in a window from which on it pays: it costs about as much as they do one by one.
+inline constexpr uint32_t many_in_window = 16;
+
 template <uint32_t heads>
 void add_means(const position_rotation& turning, const mean_queries& queries,
                const uint32_t* positions, uint32_t count, float* scores) {
-    // A window costs about as much as 16 slots one by one.
-    uint32_t windows = 0;
-    for (uint32_t slot = 0, end = 0; slot < count; ++slot) {
-        if (windows != 0 && positions[slot] - end < window_positions) continue;
-        end = positions[slot];
-        ++windows;
-    }
-    if (16 * windows <= count || turning.pairs == 0) {
-        add_windows<heads>(turning, queries, positions, count, scores);
-    } else {
-        add_rows<heads>(turning, queries, positions, count, scores);
+    const auto are_many = [&](uint32_t slot) {
+        return slot + many_in_window <= count &&
+               positions[slot + many_in_window - 1] - positions[slot] < window_positions;
+    };
+    for (uint32_t slot = 0, end = 0; slot < count; slot = end) {
+        if (are_many(slot)) {
+            while (end < count && positions[end] - positions[slot] < window_positions) ++end;
+            add_window<heads>(turning, queries, positions + slot, end - slot, scores + slot);
+        } else {
+            while (end < count && !are_many(end)) ++end;
+            add_rows<heads>(turning, queries, positions + slot, end - slot, scores + slot);
+        }
     }
 }
 
