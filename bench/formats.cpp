@@ -9,12 +9,16 @@
 // append_us     storing one token's key and value of all heads, rounding or quantising included
 // append_share  that, as a share of the attention of the step that it belongs to
 //
-// 8 KV heads of 128 dimensions, 4 query heads each, blocks of 16 tokens of normal numbers.
+// 8 KV heads of 128 dimensions, 4 query heads each, blocks of 16 tokens of normal numbers. Values
+// beside formats of keys alone are q4_1.
 // Times are the thread's own where there is one, and of the wall where there are more.
 // Sequences are taken in turn; in f16 they hold 768 MiB, so that nothing comes from caches. --hot
 // takes one sequence only, which comes from where it fits: what is computed is left.
 //
-//   bench_formats [--quick] [--hot] [--threads N] [--target NAME] [--kv TOKENS] [FORMAT ...]
+// --arithmetic is the most that codes are multiplied with (format/tile.hpp, code_arithmetic).
+//
+//   bench_formats [--quick] [--hot] [--threads N] [--target NAME] [--kv TOKENS]
+//                 [--arithmetic floats|dot_products|matrices] [FORMAT ...]
 #include <fmt/format.h>
 #include <sys/mman.h>
 
@@ -23,6 +27,7 @@
 #include <hwy/targets.h>
 
 #include <algorithm>
+#include <cmath>
 #include <cstdlib>
 #include <cstring>
 #include <ctime>
@@ -39,7 +44,7 @@ namespace kvrt {
 namespace {
 
 constexpr uint32_t kv_heads = 8, query_heads = 32, dim = 128;
-/// Blocks that are written and coded; the others are copies of them.
+/// Blocks that are written and coded, if there are so many; the others are copies of them.
 constexpr uint32_t drawn_blocks = 16;
 constexpr uint64_t cold_bytes = uint64_t{768} << 20;
 
@@ -48,13 +53,14 @@ constexpr uint32_t all_formats[] = {
     KV_FORMAT_FP8_TOKEN, KV_FORMAT_INT8_TOKEN, KV_FORMAT_Q8_0,     KV_FORMAT_INT4_TOKEN,
     KV_FORMAT_Q4_0,      KV_FORMAT_Q4_1,       KV_FORMAT_NVFP4,    KV_FORMAT_MXFP4,
     KV_FORMAT_KIVI4,     KV_FORMAT_KIVI2,      KV_FORMAT_KVARN4,   KV_FORMAT_KVARN2,
-    KV_FORMAT_TURBO4,    KV_FORMAT_TURBO3,
+    KV_FORMAT_TURBO4,    KV_FORMAT_TURBO3,     KV_FORMAT_AFFINE4,
 };
 
 struct options {
     bool quick = false;
     bool hot = false;
     uint32_t threads = 1;
+    code_arithmetic arithmetic = code_arithmetic::matrices;
     std::vector<uint32_t> contexts = {16384, 65536};
     std::vector<std::string_view> formats;
 };
@@ -93,11 +99,37 @@ struct normal_rows {
     int64_t per_row;
 };
 
+/// Constants of a layer's keys, which are rotated as Llama 3 does.
+struct key_constants {
+    key_constants() : table(turning_table_floats(dim / 2)) {
+        std::mt19937 random(21);
+        std::normal_distribution<float> normal;
+        for (uint32_t i = 0; i < kv_heads * dim; ++i) {
+            means.push_back(normal(random));
+            scales.push_back(std::exp2(normal(random)));
+        }
+        double frequencies[dim / 2];
+        for (uint32_t b = 0; b < dim / 2; ++b) frequencies[b] = std::pow(500000.0, -2.0 * b / dim);
+        fill_turning_table(frequencies, dim / 2, table.data());
+        turning.pairs = dim / 2;
+        turning.table = table.data();
+    }
+    void give(operand_layout& keys) const {
+        if (keys.format->needs_channels) {
+            keys.channel_means = means.data();
+            keys.channel_scales = scales.data();
+        }
+        if (keys.format->needs_positions) keys.turning = &turning;
+    }
+    std::vector<float> means, scales, table;
+    position_rotation turning;
+};
+
 /// Sequences of one format, in an arena of huge pages.
 class stored_sequences {
   public:
     stored_sequences(const format_description& keys, const format_description& values,
-                     uint32_t tokens, uint32_t count, executor& threads)
+                     uint32_t tokens, uint32_t count, code_arithmetic arithmetic, executor& threads)
         : tokens_(tokens), count_(count), threads_(threads), out_(1, query_heads, 1) {
         const auto is_tiled = [](const format_description& format) {
             return format.kind == format_class::tile_local;
@@ -111,6 +143,8 @@ class stored_sequences {
             return make_tile_layout(tile_order::native, block_tokens_, kv_heads, dim, dim, k, v);
         };
         layer_.layout = layout_of(keys, values);
+        layer_.layout.arithmetic = arithmetic;
+        constants_.give(layer_.layout.keys);
         raw_layout_ = layout_of(written(keys), written(values));
         raw_layout_.keys.share_constants(layer_.layout.keys);
         raw_layout_.values.share_constants(layer_.layout.values);
@@ -121,12 +155,13 @@ class stored_sequences {
         blocks_.resize(std::size_t{count} * tokens / block_tokens_);
         for (uint32_t i = 0; i < blocks_.size(); ++i) blocks_[i] = i * (block_bytes / block_unit);
         stored_bytes_ = blocks_.size() * uint64_t{block_bytes};
-        raw_blocks_.resize(drawn_blocks);
-        for (uint32_t i = 0; i < drawn_blocks; ++i) {
+        drawn_ = std::min<uint32_t>(drawn_blocks, static_cast<uint32_t>(blocks_.size()));
+        raw_blocks_.resize(drawn_);
+        for (uint32_t i = 0; i < drawn_; ++i) {
             raw_blocks_[i] = static_cast<block_id>(
                 (stored_bytes_ + uint64_t{i} * raw_layout_.block_bytes) / block_unit);
         }
-        bytes_ = stored_bytes_ + uint64_t{drawn_blocks} * raw_layout_.block_bytes;
+        bytes_ = stored_bytes_ + uint64_t{drawn_} * raw_layout_.block_bytes;
         void* memory =
             mmap(nullptr, bytes_, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
         if (memory == MAP_FAILED) {
@@ -200,20 +235,22 @@ class stored_sequences {
         }
     }
     void fill() {
-        const uint32_t rows = drawn_blocks * block_tokens_;
+        const uint32_t rows = drawn_ * block_tokens_;
         normal_rows keys(rows, kv_heads, 11), values(rows, kv_heads, 12);
         write(seals_ ? raw_blocks_.data() : blocks_.data(), 0, 0, rows, keys, values);
-        for (uint32_t i = 0; seals_ && i < drawn_blocks; ++i) seal(i, blocks_[i]);
-        const uint64_t some = uint64_t{drawn_blocks} * layer_.layout.block_bytes;
+        for (uint32_t i = 0; seals_ && i < drawn_; ++i) seal(i, blocks_[i]);
+        const uint64_t some = uint64_t{drawn_} * layer_.layout.block_bytes;
         for (uint64_t at = some; at < stored_bytes_; at += some) {
             std::memcpy(arena_ + at, arena_, std::min(some, stored_bytes_ - at));
         }
     }
 
+    key_constants constants_;
     attend_layer layer_;
     tile_layout raw_layout_;  ///< of what is not sealed yet, where the format wants that
     bool seals_ = false;
     uint32_t block_tokens_ = 16;
+    uint32_t drawn_ = 0;  ///< blocks that are written
     uint64_t stored_bytes_ = 0;
     std::vector<block_id> raw_blocks_;
     uint32_t tokens_, count_;
@@ -228,7 +265,8 @@ class stored_sequences {
 void compare(const format_description& format, stored_sequences& plain, stored_sequences& stored,
              uint32_t tokens, const options& chosen) {
     normal_rows query(1, query_heads, 13), keys(16, kv_heads, 14), values(16, kv_heads, 15);
-    const uint32_t rounds = chosen.quick ? 8 : 32;
+    // Short contexts, which take microseconds, more often.
+    const uint32_t rounds = (chosen.quick ? 8 : 32) * std::max(1u, 16384 / tokens);
     std::vector<double> plain_times, times, ratios, append_times, shares;
     for (uint32_t round = 0; round < rounds; ++round) {
         const uint32_t sequence = round % plain.count();
@@ -265,12 +303,13 @@ int run(const options& chosen) {
         const uint64_t bytes = uint64_t{tokens} * kv_heads * 2 * dim * 2;
         const uint32_t count =
             chosen.hot ? 1 : static_cast<uint32_t>(std::max<uint64_t>(1, cold_bytes / bytes));
-        stored_sequences plain(f16, f16, tokens, count, threads);
+        stored_sequences plain(f16, f16, tokens, count, chosen.arithmetic, threads);
         for (const uint32_t id : all_formats) {
             const format_description* keys = find_format(id, operand_role::keys);
             const format_description* values = find_format(id, operand_role::values);
-            if (keys == nullptr || values == nullptr || !named(chosen, keys->name)) continue;
-            stored_sequences stored(*keys, *values, tokens, count, threads);
+            if (values == nullptr) values = find_format(KV_FORMAT_Q4_1, operand_role::values);
+            if (keys == nullptr || !named(chosen, keys->name)) continue;
+            stored_sequences stored(*keys, *values, tokens, count, chosen.arithmetic, threads);
             compare(*keys, plain, stored, tokens, chosen);
         }
     }
@@ -287,6 +326,14 @@ bool choose_target(std::string_view name) {
     return false;
 }
 
+bool choose_arithmetic(std::string_view name, code_arithmetic& chosen) {
+    constexpr std::string_view names[] = {"floats", "dot_products", "matrices"};
+    const auto* found = std::find(std::begin(names), std::end(names), name);
+    if (found == std::end(names)) return false;
+    chosen = static_cast<code_arithmetic>(found - std::begin(names));
+    return true;
+}
+
 bool parse(int count, char** words, options& chosen) {
     for (int i = 1; i < count; ++i) {
         const std::string_view word = words[i];
@@ -295,6 +342,8 @@ bool parse(int count, char** words, options& chosen) {
             chosen.quick = true;
         } else if (word == "--hot") {
             chosen.hot = true;
+        } else if (word == "--arithmetic" && more) {
+            if (!choose_arithmetic(words[++i], chosen.arithmetic)) return false;
         } else if (word == "--threads" && more) {
             chosen.threads = static_cast<uint32_t>(std::max(1, std::atoi(words[++i])));
         } else if (word == "--kv" && more) {
@@ -319,7 +368,7 @@ int main(int count, char** words) {
     if (!kvrt::parse(count, words, chosen)) {
         fmt::print(stderr,
                    "usage: bench_formats [--quick] [--hot] [--threads N] [--target NAME] "
-                   "[--kv TOKENS] [FORMAT ...]\n");
+                   "[--arithmetic floats|dot_products|matrices] [--kv TOKENS] [FORMAT ...]\n");
         return 2;
     }
     return kvrt::run(chosen);

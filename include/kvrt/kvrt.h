@@ -791,8 +791,9 @@ typedef struct kv_affine_fit {
  * scale, and with the spread that it leaves: their sum over the channels is least there), of at
  * least 1/64 of the head's, so that a channel that does not vary has one too. Both channels of a
  * rotary pair have one scale, since rotation mixes them. Sums are in double. A layer that shares
- * another's cache shows its owner's. After an error the arrays hold nothing of use. Errors: INVALID
- * (no kv_rope; keys that are not finite), STALE, LIMIT (fewer than 64 tokens). Threads: external. */
+ * another's cache shows its owner's. After an error the arrays hold nothing of use. Errors:
+ * INVALID (no kv_rope; keys that are not finite), STALE, LIMIT (fewer than 64 tokens). Threads:
+ * external. */
 KV_API KV_MUST_CHECK kv_status kv_seq_fit_affine(kv_pool *pool, kv_seq seq, kv_affine_fit *fit);
 
 /* ---- 12. Counters, capacity, capabilities ------------------------------------------------- */
@@ -868,23 +869,23 @@ KV_API KV_MUST_CHECK kv_status kv_pool_get_layer_stats(kv_pool *pool, kv_layer_s
 typedef struct kv_plan_report {
     uint32_t struct_size, flags;
     const void *next;
-    uint64_t sequences;           /* in; 0: config's max_sequences */
-    uint64_t tokens_per_sequence; /* in; 0: config's max_tokens_per_sequence */
-    uint64_t bytes_per_token;     /* over all layers, full blocks, windows not yet full */
-    uint64_t bytes_per_sequence;  /* of that length, whole blocks, windows respected */
-    uint64_t arena_bytes_needed;  /* for all those sequences, whole slabs */
-    uint64_t sequences_that_fit;  /* of that length in config->arena_bytes */
-    uint64_t tokens_that_fit;     /* of one sequence alone in config->arena_bytes */
-    uint64_t metadata_bytes;      /* host memory that kv_pool_create will allocate */
-    uint64_t bytes_per_block;     /* block_tokens tokens of a sequence, over all layers */
-    uint64_t blocks_per_sequence; /* of that length, over all layers */
+    uint64_t sequences;                   /* in; 0: config's max_sequences */
+    uint64_t tokens_per_sequence;         /* in; 0: config's max_tokens_per_sequence */
+    uint64_t bytes_per_token;             /* over all layers, full blocks, windows not yet full */
+    uint64_t bytes_per_sequence;          /* of that length, whole blocks, windows respected */
+    uint64_t arena_bytes_needed;          /* for all those sequences, whole slabs */
+    uint64_t sequences_that_fit;          /* of that length in config->arena_bytes */
+    uint64_t tokens_that_fit;             /* of one sequence alone in config->arena_bytes */
+    uint64_t metadata_bytes;              /* host memory that kv_pool_create will allocate */
+    uint64_t bytes_per_block;             /* block_tokens tokens of a sequence, over all layers */
+    uint64_t blocks_per_sequence;         /* of that length, over all layers */
     uint64_t full_bytes_per_token;        /* of layers without a window: what a token adds to a
                                              sequence whose windows are full */
     uint64_t constant_bytes_per_sequence; /* of full windows, and raw blocks of KIVI and KVARN */
-    uint64_t tokens_that_fit_each; /* of each of `sequences` in config->arena_bytes */
-    uint64_t tokens_by_bytes;      /* config->arena_bytes / bytes_per_token: of all sequences
-                                      together, were blocks not whole and no window full */
-    uint32_t layer;                /* in: the one that the last two are of */
+    uint64_t tokens_that_fit_each;        /* of each of `sequences` in config->arena_bytes */
+    uint64_t tokens_by_bytes;             /* config->arena_bytes / bytes_per_token: of all sequences
+                                             together, were blocks not whole and no window full */
+    uint32_t layer;                       /* in: the one that the last two are of */
     uint32_t reserved0;
     uint64_t layer_bytes_per_block;    /* 0: it shares another's cache */
     uint64_t layer_bytes_per_sequence; /* of that length */

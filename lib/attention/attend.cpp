@@ -53,7 +53,8 @@ struct stretch {
 
 /// Of a decode: the row's queries, and behind them the same for the integer codes of each layout.
 uint64_t coded_query_floats(const attend_layer& layer, const tile_layout& layout) {
-    return uint64_t{layer.query_heads} * coded_query_bytes(layout) / sizeof(float);
+    return (uint64_t{layer.query_heads} + spare_coded_queries) * coded_query_bytes(layout) /
+           sizeof(float);
 }
 uint64_t query_floats(const attend_layer& layer) {
     uint64_t floats = plain_query_floats(layer) + coded_query_floats(layer, layer.layout);
@@ -218,8 +219,16 @@ uint64_t position_of(const attend_item& item, const lane_positions& positions, u
 void positions_of_slots(const attend_call& call, const attend_item& item, uint32_t kv_head,
                         uint32_t first, uint32_t count, uint32_t* out) {
     const lane_positions positions = call.positions_of(item);
-    for (uint32_t i = 0; i < count; ++i) {
-        out[i] = static_cast<uint32_t>(position_of(item, positions, kv_head, first + i));
+    const uint32_t end = first + count, end_explicit = std::min(end, item.explicit_slots);
+    uint32_t slot = first;
+    while (slot < end_explicit) {  // those of a block lie side by side
+        const uint32_t block_tokens = call.layer->layout.block_tokens;
+        const uint32_t here = std::min(end_explicit - slot, block_tokens - slot % block_tokens);
+        out = std::copy_n(&positions.of(item.blocks, slot, kv_head), here, out);
+        slot += here;
+    }
+    for (; slot < end; ++slot) {
+        *out++ = static_cast<uint32_t>(item.next_position - (item.slots - slot));
     }
 }
 

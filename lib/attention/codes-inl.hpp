@@ -306,44 +306,71 @@ HWY_INLINE __m512i digits_of(__m512i numbers) {
         _mm512_broadcast_i32x4(_mm_set_epi32(0, -0x7f7f7f80, -0x7f7f7f80, -0x7f7f7f80)));
 }
 
+/// Weights of head h times the steps of group g, of the run's v-th 16 slots.
+HWY_INLINE __m512 weighted_step(const value_groups& groups, const float* weights, uint32_t g,
+                                uint32_t h, uint32_t v) {
+    return _mm512_mul_ps(_mm512_loadu_ps(weights + h * run_slots + 16 * v),
+                         _mm512_load_ps(groups.step[g] + 16 * v));
+}
+
+/// What makes whole numbers of weighted_step()s, for each group and head: the factor, 0 where there
+/// is no usable one; the unit of the numbers; what leasts add, NaN where a product is not finite.
+/// weights are 0 outside [first, end) wherever whole vectors of 16 slots reach.
+template <uint32_t heads>
+struct weight_numbers {
+    static constexpr uint32_t most = most_groups * heads + 16;  // taken 16 at a time
+    alignas(64) float factor[most], unit[most], offset[most];
+
+    HWY_INLINE weight_numbers(const value_groups& groups, const coded_operand& values,
+                              const float* weights, uint32_t first, uint32_t end) {
+        const uint32_t from = first / 16, to = (end + 15) / 16;
+        const uint32_t pairs = values.groups * heads;
+        const bool has_least = values.has_least() || values.layout.tiled();
+        alignas(64) float largest[most];
+        for (uint32_t pair = 0; pair < pairs; ++pair) {
+            const uint32_t g = pair / heads, h = pair % heads;
+            __m512i peak = _mm512_setzero_si512();
+            __m512 sum = _mm512_setzero_ps();
+            for (uint32_t v = from; v < to; ++v) {
+                // Bits of magnitudes order as they do, those that are not finite last.
+                const __m512i bits = _mm512_castps_si512(weighted_step(groups, weights, g, h, v));
+                peak =
+                    _mm512_max_epi32(peak, _mm512_and_si512(bits, _mm512_set1_epi32(0x7fffffff)));
+                if (has_least) {
+                    sum = _mm512_fmadd_ps(_mm512_loadu_ps(weights + h * run_slots + 16 * v),
+                                          _mm512_load_ps(groups.least[g] + 16 * v), sum);
+                }
+            }
+            largest[pair] = std::bit_cast<float>(_mm512_reduce_max_epi32(peak));
+            offset[pair] = has_least ? _mm512_reduce_add_ps(sum) : 0.0f;
+        }
+        for (uint32_t pair = 0; pair < pairs; pair += 16) {
+            const __m512 peak = _mm512_load_ps(largest + pair);
+            const __m512 number = _mm512_set1_ps(largest_number);
+            const __m512 infinity = _mm512_set1_ps(std::numeric_limits<float>::infinity());
+            const __m512 raised = _mm512_div_ps(number, peak);
+            const __mmask16 finite = _mm512_cmp_ps_mask(peak, infinity, _CMP_LT_OQ);
+            const __mmask16 usable = _mm512_mask_cmp_ps_mask(finite, raised, infinity, _CMP_LT_OQ);
+            _mm512_store_ps(factor + pair, _mm512_maskz_mov_ps(usable, raised));
+            _mm512_store_ps(unit + pair, _mm512_maskz_div_ps(usable, peak, number));
+            _mm512_store_ps(
+                offset + pair,
+                _mm512_mask_mov_ps(_mm512_set1_ps(std::numeric_limits<float>::quiet_NaN()), finite,
+                                   _mm512_load_ps(offset + pair)));
+        }
+    }
+};
+
 /// weights are 0 outside [first, end) wherever whole vectors of 16 slots reach.
 template <uint32_t heads, uint32_t together>
 HWY_INLINE void encode_weights(const value_groups& groups, const coded_operand& values,
                                const float* weights, uint32_t first, uint32_t end,
                                coded_weights<heads, together>& out) {
     const uint32_t from = first / 16, to = (end + 15) / 16;
-    const auto weight = [&](uint32_t h, uint32_t v) {
-        return _mm512_loadu_ps(weights + h * run_slots + 16 * v);
-    };
     const auto product = [&](uint32_t g, uint32_t h, uint32_t v) {
-        return _mm512_mul_ps(weight(h, v), _mm512_load_ps(groups.step[g] + 16 * v));
+        return weighted_step(groups, weights, g, h, v);
     };
-    // Of all groups and heads, 16 at a time: the largest product, what makes it largest_number.
-    const uint32_t pairs = values.groups * heads;
-    alignas(64) float largest[most_groups * heads + 16], factors[most_groups * heads + 16];
-    alignas(64) float scales[most_groups * heads + 16], offsets[most_groups * heads + 16];
-    for (uint32_t pair = 0; pair < pairs; ++pair) {
-        __m512i peak = _mm512_setzero_si512();
-        for (uint32_t v = from; v < to; ++v) {
-            // Bits of magnitudes order as they do, those that are not finite last.
-            const __m512i bits = _mm512_castps_si512(product(pair / heads, pair % heads, v));
-            peak = _mm512_max_epi32(peak, _mm512_and_si512(bits, _mm512_set1_epi32(0x7fffffff)));
-        }
-        largest[pair] = std::bit_cast<float>(_mm512_reduce_max_epi32(peak));
-    }
-    for (uint32_t pair = 0; pair < pairs; pair += 16) {
-        const __m512 peak = _mm512_load_ps(largest + pair);
-        const __m512 number = _mm512_set1_ps(largest_number);
-        const __m512 infinity = _mm512_set1_ps(std::numeric_limits<float>::infinity());
-        const __m512 factor = _mm512_div_ps(number, peak);
-        const __mmask16 finite = _mm512_cmp_ps_mask(peak, infinity, _CMP_LT_OQ);
-        const __mmask16 usable = _mm512_mask_cmp_ps_mask(finite, factor, infinity, _CMP_LT_OQ);
-        _mm512_store_ps(factors + pair, _mm512_maskz_mov_ps(usable, factor));
-        _mm512_store_ps(scales + pair, _mm512_maskz_div_ps(usable, peak, number));
-        _mm512_store_ps(offsets + pair,
-                        _mm512_mask_mov_ps(_mm512_set1_ps(std::numeric_limits<float>::quiet_NaN()),
-                                           finite, _mm512_setzero_ps()));
-    }
+    const weight_numbers<heads> numbers(groups, values, weights, first, end);
     const __m128i zero = _mm_set1_epi32(-unsigned_zero(values));
     for (uint32_t g = 0; g < round_up(values.groups, together); ++g) {
         auto& chunk = out.groups[g / together];
@@ -356,7 +383,7 @@ HWY_INLINE void encode_weights(const value_groups& groups, const coded_operand& 
                 continue;
             }
             // Where the factor is 0 for what is not finite, digits may be anything.
-            const __m512 factor = _mm512_set1_ps(factors[g * heads + h]);
+            const __m512 factor = _mm512_set1_ps(numbers.factor[g * heads + h]);
             __m512i totals = _mm512_setzero_si512();
             for (uint32_t v = from; v < to; ++v) {
                 const __m512i words =
@@ -370,14 +397,8 @@ HWY_INLINE void encode_weights(const value_groups& groups, const coded_operand& 
                 _mm_add_epi32(_mm256_castsi256_si128(half), _mm256_extracti128_si256(half, 1));
             _mm_storeu_si128(reinterpret_cast<__m128i*>(chunk.start[h][side]),
                              _mm_mullo_epi32(total, zero));
-            chunk.scale[h][side] = scales[g * heads + h];
-            chunk.offset[h][side] = offsets[g * heads + h];
-            if (!values.has_least()) continue;
-            __m512 sum = _mm512_setzero_ps();
-            for (uint32_t v = from; v < to; ++v) {
-                sum = _mm512_fmadd_ps(weight(h, v), _mm512_load_ps(groups.least[g] + 16 * v), sum);
-            }
-            chunk.offset[h][side] += _mm512_reduce_add_ps(sum);
+            chunk.scale[h][side] = numbers.unit[g * heads + h];
+            chunk.offset[h][side] = numbers.offset[g * heads + h];
         }
         if constexpr (together == 2) {
             if (side == 0) continue;

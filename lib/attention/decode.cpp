@@ -20,12 +20,9 @@
 #include <limits>
 #include <type_traits>
 
-#include "attention/codes-inl.hpp"
-#include "attention/records-inl.hpp"
+#include "attention/coded-inl.hpp"
 #include "attention/softmax-inl.hpp"
-#include "attention/tiles-inl.hpp"
 #include "base/checked.hpp"
-#include "format/rotation.hpp"
 #include "format/vector-inl.hpp"
 
 HWY_BEFORE_NAMESPACE();
@@ -33,20 +30,10 @@ namespace kvrt {
 namespace HWY_NAMESPACE {
 namespace {
 
-constexpr uint32_t run_groups = run_slots / slot_group;
 constexpr uint32_t line_bytes = 64;
 constexpr uint32_t max_together = 8;  // query heads that share a pass over a tile
 
 using slots_tag = hn::CappedTag<float, slot_group>;
-
-// Where the tiles of a run lie, and the ones to prefetch meanwhile.
-struct run_tiles {
-    const std::byte* keys[run_groups];
-    const std::byte* values[run_groups];
-    const std::byte* next_keys[run_groups];
-    const std::byte* next_values[run_groups];
-    uint32_t groups;
-};
 
 HWY_INLINE void prefetch_line(const std::byte* address) { __builtin_prefetch(address, 0, 2); }
 
@@ -198,186 +185,12 @@ value_function value_of(element type, uint32_t heads) {
     }
 }
 
-#if HWY_TARGET == HWY_AVX3
-/// Whether the operand's codes are whole numbers, and multiplied as such (codes-inl.hpp).
-bool multiplies_codes(const tile_layout& layout, const operand_layout& operand) {
-    static const bool has_dot_products = __builtin_cpu_supports("avx512vnni") != 0;
-    return has_dot_products && !layout.codes_as_floats && !is_fp8(operand.format->reading.codes);
-}
-#endif
-
-/// Calls body(kind) with the operand's code_kind as a constant.
-template <class callable>
-void with_kind(const coded_operand& operand, const callable& body) {
-    switch (operand.reading.codes) {
-        case code_kind::signed_bytes:
-            return body(std::integral_constant<code_kind, code_kind::signed_bytes>());
-        case code_kind::nibbles:
-            return body(std::integral_constant<code_kind, code_kind::nibbles>());
-        case code_kind::e2m1_nibbles:
-            return body(std::integral_constant<code_kind, code_kind::e2m1_nibbles>());
-        case code_kind::e4m3_bytes:
-            return body(std::integral_constant<code_kind, code_kind::e4m3_bytes>());
-        case code_kind::e5m2_bytes:
-            return body(std::integral_constant<code_kind, code_kind::e5m2_bytes>());
-        case code_kind::none:
-            return;
-    }
-}
-
-/// The same with the number of heads, 1 to 4.
-template <class callable>
-void with_heads(uint32_t heads, const callable& body) {
-    switch (heads) {
-        case 1:
-            return body(std::integral_constant<uint32_t, 1>());
-        case 2:
-            return body(std::integral_constant<uint32_t, 2>());
-        case 3:
-            return body(std::integral_constant<uint32_t, 3>());
-        default:
-            return body(std::integral_constant<uint32_t, 4>());
-    }
-}
-
-#if HWY_TARGET != HWY_SCALAR
-
-void score_coded(const run_tiles& tiles, const tile_layout& layout, uint32_t head, uint32_t heads,
-                 const std::byte* queries, uint32_t query_bytes, float* scores) {
-    const coded_operand keys(layout.keys, head);
-    for (uint32_t done = 0; done < heads; done += 4) {
-        with_kind(keys, [&](auto kind_constant) {
-            constexpr code_kind kind = decltype(kind_constant)::value;
-            with_heads(std::min(4u, heads - done), [&](auto count) {
-                constexpr uint32_t some = decltype(count)::value;
-                const auto run = [&](auto* kernel) {
-                    kernel(tiles.keys, tiles.next_keys, tiles.groups, keys,
-                           queries + done * query_bytes, query_bytes, scores + done * run_slots);
-                };
-                if constexpr (is_fp8(kind)) {
-                    run(&score_fp8<kind, some>);
-                } else {
-#if HWY_TARGET == HWY_AVX3
-                    if (multiplies_codes(layout, layout.keys)) return run(&score_codes<kind, some>);
-#endif
-                    run(&score_records<kind, some>);
-                }
-            });
-        });
-    }
-}
-
-void add_coded_values(const run_tiles& tiles, const tile_layout& layout, uint32_t head,
-                      uint32_t heads, const float* weights, uint32_t first, uint32_t end,
-                      float* out) {
-    const coded_operand values(layout.values, head);
-    for (uint32_t done = 0; done < heads; done += 4) {
-        with_kind(values, [&](auto kind_constant) {
-            constexpr code_kind kind = decltype(kind_constant)::value;
-            with_heads(std::min(4u, heads - done), [&](auto count) {
-                constexpr uint32_t some = decltype(count)::value;
-                const auto run = [&](auto* kernel) {
-                    kernel(tiles.values, tiles.next_values, values, weights + done * run_slots,
-                           first, end, out + done * values.dim);
-                };
-#if HWY_TARGET == HWY_AVX3
-                if constexpr (!is_fp8(kind)) {
-                    if (multiplies_codes(layout, layout.values)) {
-                        // Groups of 16 nibbles are halves of a chunk.
-                        if constexpr (kind == code_kind::e2m1_nibbles) {
-                            if (values.group == 16) return run(&add_code_values<kind, some, 2>);
-                        }
-                        return run(&add_code_values<kind, some, 1>);
-                    }
-                }
-#endif
-                run(&add_record_values<kind, some>);
-            });
-        });
-    }
-}
-
-void score_sealed(const run_tiles& tiles, const sealed_tile& from, uint32_t place, uint32_t heads,
-                  const float* queries, float* scores) {
-    for (uint32_t done = 0; done < heads; done += 4) {
-        with_heads(std::min(4u, heads - done), [&](auto count) {
-            score_tile<decltype(count)::value>(from, place, tiles.keys, tiles.next_keys,
-                                               tiles.groups, queries + done * from.operand.dim,
-                                               scores + done * run_slots);
-        });
-    }
-}
-
-void add_sealed_values(const run_tiles& tiles, const sealed_tile& from, uint32_t place,
-                       uint32_t heads, const float* weights, uint32_t first, uint32_t end,
-                       float* out) {
-    for (uint32_t done = 0; done < heads; done += 4) {
-        with_heads(std::min(4u, heads - done), [&](auto count) {
-            add_tile_values<decltype(count)::value>(from, place, tiles.values, tiles.next_values,
-                                                    weights + done * run_slots, first, end,
-                                                    out + done * from.operand.dim);
-        });
-    }
-}
-
-void encode_query_heads(const tile_layout& layout, uint32_t query_heads, const float* queries,
-                        std::byte* out) {
-    const coded_operand keys(layout.keys, 0);
-    const uint32_t bytes = coded_query_bytes(layout);
-    for (uint32_t head = 0; head < query_heads; ++head) {
-        const float* query = queries + uint64_t{head} * keys.dim;
-        std::byte* target = out + uint64_t{head} * bytes;
-#if HWY_TARGET == HWY_AVX3
-        if (multiplies_codes(layout, layout.keys)) {
-            encode_query(query, keys, target);
-            continue;
-        }
-#endif
-        prepare_query(query, keys, target);
-    }
-}
-
-bool reads_codes() { return true; }
-
-#else
-
-void score_coded(const run_tiles&, const tile_layout&, uint32_t, uint32_t, const std::byte*,
-                 uint32_t, float*) {}
-void add_coded_values(const run_tiles&, const tile_layout&, uint32_t, uint32_t, const float*,
-                      uint32_t, uint32_t, float*) {}
-void encode_query_heads(const tile_layout&, uint32_t, const float*, std::byte*) {}
-struct sealed_tile {
-    const operand_layout& operand;
-    const std::byte* tile;
-};
-void score_sealed(const run_tiles&, const sealed_tile&, uint32_t, uint32_t, const float*, float*) {}
-void add_sealed_values(const run_tiles&, const sealed_tile&, uint32_t, uint32_t, const float*,
-                       uint32_t, uint32_t, float*) {}
-
-// Vectors of one lane have no pieces: records are left to the blocked kernel.
-bool reads_codes() { return false; }
-
-#endif
-
-bool reads(const operand_layout& operand) {
-    if (operand.plain()) return true;
-    if (operand.tiled()) {
-        // A run lies in one tile.
-        return reads_codes() && operand.tile_tokens % run_slots == 0 &&
-               operand.format->tile.reading.codes == code_kind::nibbles;
-    }
-    return reads_codes() && operand.format->reading.codes != code_kind::none;
-}
-
-bool reads_layout(const tile_layout& layout) {
-    return layout.order == tile_order::native && reads(layout.keys) && reads(layout.values);
-}
-
 struct decoder {
     const attend_piece& piece;
     const partial_softmax& partial;
     const attend_layer& layer;
     const tile_layout& layout;
+    const piece_shapes& shapes;
     uint32_t group;
     uint32_t key_head_bytes, value_head_bytes;
     uint32_t query_bytes;  // of a query head for integer codes
@@ -432,6 +245,11 @@ struct decoder {
             relative_positions(*piece.call, *piece.item, head, first, end - first,
                                piece.item->next_position - 1, positions + (first - run));
         }
+        const bool has_means = layout.keys.format->needs_channels;
+        uint32_t slot_positions[run_slots];
+        if (has_means) {
+            positions_of_slots(*piece.call, *piece.item, head, first, end - first, slot_positions);
+        }
         const uint32_t key_dim = layout.keys.dim;
         const uint32_t value_dim = layout.values.dim;
         const uint32_t lanes = static_cast<uint32_t>(hn::Lanes(slots_tag()));
@@ -446,14 +264,18 @@ struct decoder {
             if (layout.keys.plain()) {
                 score_of(layout.keys.type, heads)(tiles, queries + done * key_dim, key_dim, scores);
             } else if (layout.keys.tiled()) {
-                score_sealed(tiles, tile_of(layout.keys, run, head), run % layout.block_tokens,
-                             heads, queries + done * key_dim, scores);
+                score_sealed(tiles, layout, tile_of(layout.keys, run, head),
+                             run % layout.block_tokens, heads, queries + done * key_dim, scores);
             } else {
-                score_coded(tiles, layout, head, heads,
-                            piece.coded_queries + uint64_t{query_head} * query_bytes, query_bytes,
-                            scores);
+                const std::byte* coded = piece.coded_queries + uint64_t{query_head} * query_bytes;
+                score_coded(tiles, layout, head, heads, coded, query_bytes, scores);
+                if (has_means) {
+                    score_means(layout, slot_positions, end - first, heads, coded, query_bytes,
+                                scores + (first - run));
+                }
             }
             for (uint32_t g = 0; g < heads; ++g) {
+                shapes.stay_ready();
                 soften(layer, query_head + g, positions, seen, whole, from, to,
                        scores + g * run_slots,
                        {partial.largest[query_head + g], partial.sum[query_head + g],
@@ -463,7 +285,7 @@ struct decoder {
                 value_of(layout.values.type, heads)(tiles, scores, first - run, end - run,
                                                     value_dim, values);
             } else if (layout.values.tiled()) {
-                add_sealed_values(tiles, tile_of(layout.values, run, head),
+                add_sealed_values(tiles, layout, tile_of(layout.values, run, head),
                                   run % layout.block_tokens, heads, scores, first - run, end - run,
                                   values);
             } else {
@@ -479,10 +301,12 @@ void decode_piece(const attend_piece& piece, const partial_softmax& partial) {
     const attend_layer& layer = *call.layer;
     const tile_layout& layout = *piece.layout;
     const uint32_t group = layer.query_heads / layer.kv_heads;
+    const piece_shapes shapes(layout);
     const decoder work{piece,
                        partial,
                        layer,
                        layout,
+                       shapes,
                        group,
                        static_cast<uint32_t>(layout.keys.head_stride) * layout.keys.word_bytes,
                        static_cast<uint32_t>(layout.values.head_stride) * layout.values.word_bytes,
@@ -567,13 +391,23 @@ void load_queries(const attend_call& call, uint32_t row, uint32_t first_head, ui
 
 bool decode_reads(const tile_layout& layout) { return HWY_DYNAMIC_DISPATCH(reads_layout)(layout); }
 
+/// Of a query head's products with the mean of keys.
+static uint32_t mean_query_bytes(const operand_layout& keys) {
+    if (!keys.format->needs_channels) return 0;
+    return round_up(4 * (2 * round_up(keys.turning->pairs, widest_register) + 1), 64u);
+}
+
 uint32_t coded_query_bytes(const tile_layout& layout) {
     const operand_layout& keys = layout.keys;
     if (keys.plain() || keys.tiled()) return 0;
-    const uint32_t groups = keys.format->groups(keys.dim);
-    // Floats and a sum per group (records-inl.hpp), or three digits of a byte per channel, two
-    // floats and three sums per group (codes-inl.hpp).
-    return round_up(4 * keys.dim + 5 * 4 * groups, 64u);
+    // Three rows of digits of a byte per channel, and two numbers of each group in their tails
+    // (amx-inl.hpp), are more than floats and a sum per group (records-inl.hpp), or the same
+    // digits, two floats and three sums per group (codes-inl.hpp).
+    return 3 * (round_up(keys.dim, 64u) + 128 + mean_query_bytes(keys));
+}
+
+uint32_t mean_query_offset(const tile_layout& layout) {
+    return coded_query_bytes(layout) - mean_query_bytes(layout.keys);
 }
 
 void encode_queries(const tile_layout& layout, uint32_t query_heads, const float* queries,

@@ -16,6 +16,7 @@ namespace kvrt {
 
 /// Slots that a kernel takes at once. Pieces start on multiples of slot_group.
 inline constexpr uint32_t run_slots = 64;
+inline constexpr uint32_t widest_register = 16;  ///< floats that any instruction set has in one
 
 /// Partial softmaxes of [rows][query heads]; largest is -infinity where nothing was seen.
 struct partial_softmax {
@@ -45,8 +46,15 @@ void load_queries(const attend_call& call, uint32_t row, uint32_t first_head, ui
 /// Whether attend_decode reads both operands of a layout, on this processor.
 bool decode_reads(const tile_layout& layout);
 
-/// Bytes of a query head that encode_queries writes, a multiple of 64; 0: nothing is written.
+/// Bytes of a query head that encode_queries writes, three rows of a multiple of 64; 0: nothing is
+/// written.
 uint32_t coded_query_bytes(const tile_layout& layout);
+
+/// What is read, but not used, behind the last query head: kernels take four heads.
+inline constexpr uint32_t spare_coded_queries = 3;
+
+/// Where among them its products with the mean of keys begin (means-inl.hpp), where keys have one.
+uint32_t mean_query_offset(const tile_layout& layout);
 
 /// Brings the queries of a row into the form that codes of keys are multiplied with.
 void encode_queries(const tile_layout& layout, uint32_t query_heads, const float* queries,

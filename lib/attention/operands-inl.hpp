@@ -12,6 +12,7 @@
 #include <hwy/highway.h>
 
 #include <limits>
+#include <type_traits>
 
 #include "format/record.hpp"
 #include "format/tile.hpp"
@@ -27,12 +28,57 @@ inline constexpr uint32_t most_groups = 16;  // 256 channels in groups of 16
 constexpr bool is_fp8(code_kind kind) {
     return kind == code_kind::e4m3_bytes || kind == code_kind::e5m2_bytes;
 }
-constexpr bool is_nibbles(code_kind kind) {
-    return kind == code_kind::nibbles || kind == code_kind::e2m1_nibbles;
+constexpr uint32_t bits_of(code_kind kind) {
+    switch (kind) {
+        case code_kind::nibbles:
+        case code_kind::e2m1_nibbles:
+        case code_kind::normal_nibbles:
+            return 4;
+        case code_kind::three_bits:
+        case code_kind::normal_three_bits:
+            return 3;
+        case code_kind::two_bits:
+            return 2;
+        default:
+            return 8;
+    }
+}
+constexpr bool is_nibbles(code_kind kind) { return bits_of(kind) == 4; }
+
+/// The channels that a group is a multiple of where kernels read it: the parts that it is packed
+/// in, halves, quarters or eighths, are whole words then.
+constexpr uint32_t whole_channels(code_kind kind) {
+    switch (bits_of(kind)) {
+        case 4:
+            return 2 * record_word;
+        case 3:
+            return 8 * record_word;
+        case 2:
+            return 4 * record_word;
+        default:
+            return record_word;
+    }
+}
+
+/// Calls body(heads) with the number of heads that a kernel takes at once, 1 to 4, as a constant.
+template <class callable>
+void with_heads(uint32_t heads, const callable& body) {
+    switch (heads) {
+        case 1:
+            return body(std::integral_constant<uint32_t, 1>());
+        case 2:
+            return body(std::integral_constant<uint32_t, 2>());
+        case 3:
+            return body(std::integral_constant<uint32_t, 3>());
+        default:
+            return body(std::integral_constant<uint32_t, 4>());
+    }
 }
 
 /// Taken off the codes of tiles, so that sums over them stay small.
-inline constexpr float middle_nibble = 8.0f;
+constexpr float middle_code(code_kind kind) {
+    return static_cast<float>(1u << (bits_of(kind) - 1));
+}
 
 /// What a kernel needs of an operand whose format has a code_reading.
 struct coded_operand {
@@ -61,7 +107,8 @@ struct coded_operand {
   private:
     explicit coded_operand(const operand_layout& operand)
         : layout(operand),
-          reading{operand.format->tile.reading.codes, group_kind::none, middle_nibble, 1.0f},
+          reading{operand.format->tile.reading.codes, group_kind::none,
+                  middle_code(operand.format->tile.reading.codes), 1.0f},
           dim(operand.dim),
           group(operand.dim),
           groups(1),
@@ -107,10 +154,13 @@ HWY_INLINE group_numbers<tag> read_group(tag d, const coded_operand& operand, ui
             const auto both = word(g);
             group.step = hn::Mul(halves_to_floats(d, hn::And(both, low_half)), scale);
             const auto least = halves_to_floats(d, hn::ShiftRight<16>(both));
-            // Whatever is no number becomes 0.
-            const auto place = hn::Round(hn::Div(hn::Neg(least), group.step));
+            // Nearly the nearest; whatever is no number becomes 0.
+            const auto place =
+                hn::Round(hn::Mul(hn::Neg(least), hn::ApproximateReciprocal(group.step)));
+            const uint32_t last_code = (1u << bits_of(operand.reading.codes)) - 1;
             group.zero =
-                hn::IfThenElseZero(hn::Gt(place, hn::Zero(d)), hn::Min(place, hn::Set(d, 15.0f)));
+                hn::IfThenElseZero(hn::Gt(place, hn::Zero(d)),
+                                   hn::Min(place, hn::Set(d, static_cast<float>(last_code))));
             group.least = hn::MulAdd(group.step, group.zero, least);
             return group;
         }

@@ -22,10 +22,9 @@
 
 #include <cstring>
 #include <limits>
-#include <type_traits>
 
 #include "attention/kernels.hpp"
-#include "attention/operands-inl.hpp"
+#include "attention/unpack-inl.hpp"
 
 HWY_BEFORE_NAMESPACE();
 namespace kvrt {
@@ -64,44 +63,15 @@ inline void prepare_query(const float* query, const coded_operand& keys, std::by
 
 // ---- Keys -------------------------------------------------------------------------------------
 
-alignas(16) inline constexpr uint8_t doubled_e2m1_table[16] = {
-    0, 1, 2, 3, 4, 6, 8, 12, 0, 0xff, 0xfe, 0xfd, 0xfc, 0xfa, 0xf8, 0xf4};
-
-/// Twice the numbers of e2m1 codes in the low nibbles of bytes.
-template <class tag8>
-HWY_INLINE hn::Vec<tag8> doubled_e2m1(tag8 d8, hn::Vec<tag8> codes) {
-    return hn::TableLookupBytes(hn::LoadDup128(d8, doubled_e2m1_table), codes);
-}
-
-/// A whole number of at most 23 bits as the mantissa of 2^23 + number.
-inline constexpr uint32_t mantissa_base = 0x4b000000u;
-
-/// Channel `c` of 4 in each word, as a float: of signed bytes, or of the nibbles of `half`, from
-/// which 2^23 + zero is taken.
-template <code_kind kind, int c, int half, class tag>
-HWY_INLINE hn::Vec<tag> channel_of(tag d, hn::Vec<hn::Rebind<uint32_t, tag>> word,
-                                   hn::Vec<tag> zero) {
-    const hn::Rebind<uint32_t, tag> du;
-    const hn::Rebind<int32_t, tag> di;
-    if constexpr (kind == code_kind::nibbles) {
-        const auto code = hn::ShiftRight<8 * c + 4 * half>(word);
-        const auto bits = hn::OrAnd(hn::Set(du, mantissa_base), code, hn::Set(du, 15u));
-        return hn::Sub(hn::BitCast(d, bits), zero);
-    } else {
-        (void)zero;
-        return hn::ConvertTo(d,
-                             hn::ShiftRight<24>(hn::BitCast(di, hn::ShiftLeft<24 - 8 * c>(word))));
-    }
-}
-
 /// sums[h] += query h . four channels of the slots, `from` their first.
-template <code_kind kind, int half, uint32_t heads, class tag>
-HWY_INLINE void add_four(tag d, hn::Vec<hn::Rebind<uint32_t, tag>> word, hn::Vec<tag> zero,
+template <code_kind kind, bool one_zero, int half, uint32_t heads, class tag>
+HWY_INLINE void add_four(tag d, hn::Vec<hn::Rebind<uint32_t, tag>> word, hn::Vec<tag> base,
                          const std::byte* queries, uint32_t query_bytes, uint32_t from,
                          hn::Vec<tag> (&sums)[heads][2]) {
-    const hn::Vec<tag> key[4] = {
-        channel_of<kind, 0, half>(d, word, zero), channel_of<kind, 1, half>(d, word, zero),
-        channel_of<kind, 2, half>(d, word, zero), channel_of<kind, 3, half>(d, word, zero)};
+    const hn::Vec<tag> key[4] = {channel_of<kind, one_zero, 0, half>(d, word, base),
+                                 channel_of<kind, one_zero, 1, half>(d, word, base),
+                                 channel_of<kind, one_zero, 2, half>(d, word, base),
+                                 channel_of<kind, one_zero, 3, half>(d, word, base)};
     HWY_UNROLL(8)
     for (uint32_t h = 0; h < heads; ++h) {
         const float* query = reinterpret_cast<const float*>(queries + h * query_bytes) + from;
@@ -112,14 +82,77 @@ HWY_INLINE void add_four(tag d, hn::Vec<hn::Rebind<uint32_t, tag>> word, hn::Vec
     }
 }
 
+/// The same of eight: those from `low` on lie in the low nibbles of the word, those from `high` on
+/// in its high ones.
+template <code_kind kind, bool one_zero, uint32_t heads, class tag>
+HWY_INLINE void add_eight(tag d, hn::Vec<hn::Rebind<uint32_t, tag>> word, hn::Vec<tag> base,
+                          const std::byte* queries, uint32_t query_bytes, uint32_t low,
+                          uint32_t high, hn::Vec<tag> (&sums)[heads][2]) {
+    if constexpr (is_looked_up(kind) && !in_register<kind, one_zero>) {
+        const hn::Rebind<uint32_t, tag> du;
+        const hn::Repartition<uint8_t, tag> d8;
+        constexpr code_kind bytes = code_kind::signed_bytes;
+        const auto numbers = [&](hn::Vec<decltype(du)> codes) {
+            const auto nibbles = hn::BitCast(d8, hn::And(codes, hn::Set(du, 0x0f0f0f0fu)));
+            return hn::BitCast(du, looked_up_bytes<kind>(d8, nibbles));
+        };
+        add_four<bytes, false, 0>(d, numbers(word), base, queries, query_bytes, low, sums);
+        add_four<bytes, false, 0>(d, numbers(hn::ShiftRight<4>(word)), base, queries, query_bytes,
+                                  high, sums);
+    } else {
+        add_four<kind, one_zero, 0>(d, word, base, queries, query_bytes, low, sums);
+        add_four<kind, one_zero, 1>(d, word, base, queries, query_bytes, high, sums);
+    }
+}
+
+/// The same of a group of `count` channels from `first` on; word(i) gives its i-th word.
+template <code_kind kind, bool one_zero, uint32_t heads, class tag, class word_source>
+HWY_INLINE void add_group(tag d, const word_source& word, hn::Vec<tag> base,
+                          const std::byte* queries, uint32_t query_bytes, uint32_t first,
+                          uint32_t count, hn::Vec<tag> (&sums)[heads][2]) {
+    const hn::Rebind<uint32_t, tag> du;
+    const uint32_t end = first + count, half = count / 2, quarter = count / 4;
+    if constexpr (bits_of(kind) == 8) {
+        for (uint32_t i = first; i < end; i += 4) {
+            add_four<kind, one_zero, 0>(d, word((i - first) / 4), base, queries, query_bytes, i,
+                                        sums);
+        }
+    } else if constexpr (bits_of(kind) == 4) {
+        for (uint32_t i = first; i < first + half; i += 4) {
+            add_eight<kind, one_zero>(d, word((i - first) / 4), base, queries, query_bytes, i,
+                                      i + half, sums);
+        }
+    } else if constexpr (bits_of(kind) == 2) {
+        for (uint32_t i = first; i < first + quarter; i += 4) {
+            const auto codes = word((i - first) / 4);
+            add_eight<kind, one_zero>(d, codes, base, queries, query_bytes, i, i + half, sums);
+            add_eight<kind, one_zero>(d, hn::ShiftRight<2>(codes), base, queries, query_bytes,
+                                      i + quarter, i + quarter + half, sums);
+        }
+    } else {
+        // A word of third bits belongs to two of the others: one of each half of the quarters.
+        const uint32_t eighth = count / 8;
+        for (uint32_t i = first; i < first + eighth; i += 4) {
+            auto third = word((i - first + quarter) / 4);
+            for (uint32_t at = i; at < first + quarter; at += eighth) {
+                const auto low = word((at - first) / 4);
+                add_eight<kind, one_zero>(d, three_bit_nibbles<0>(du, low, third), base, queries,
+                                          query_bytes, at, at + half, sums);
+                add_eight<kind, one_zero>(d, three_bit_nibbles<1>(du, low, third), base, queries,
+                                          query_bytes, at + quarter, at + quarter + half, sums);
+                third = hn::ShiftRight<1>(third);
+            }
+        }
+    }
+}
+
 /// scores[h][group * 16 + slot] = query h . key, of integer codes.
-template <code_kind kind, uint32_t heads>
+template <code_kind kind, uint32_t heads, bool one_zero = false>
 HWY_NOINLINE void score_records(const std::byte* const* tiles, const std::byte* const* next_tiles,
                                 uint32_t tile_count, const coded_operand& keys,
                                 const std::byte* queries, uint32_t query_bytes, float* scores) {
     const hn::CappedTag<float, slot_group> d;
     const hn::Rebind<uint32_t, decltype(d)> du;
-    const hn::Repartition<uint8_t, decltype(d)> d8;
     constexpr uint32_t lanes = static_cast<uint32_t>(hn::MaxLanes(d));
     const uint32_t code_words = keys.code_bytes / record_word;
     for (uint32_t t = 0; t < tile_count; ++t) {
@@ -131,35 +164,17 @@ HWY_NOINLINE void score_records(const std::byte* const* tiles, const std::byte* 
             };
             hn::Vec<decltype(d)> total[heads];
             for (uint32_t h = 0; h < heads; ++h) total[h] = hn::Zero(d);
-            uint32_t w = 0;
             for (uint32_t g = 0; g < keys.groups; ++g) {
-                const uint32_t first = g * keys.group, count = keys.channels(g);
+                const uint32_t first = g * keys.group;
+                const uint32_t first_word = first * bits_of(kind) / 32;
                 const auto group =
                     read_group(d, keys, g, [&](uint32_t m) { return word(code_words + m); });
-                const auto zero = hn::Add(group.zero, hn::Set(d, 0x1p23f));
                 hn::Vec<decltype(d)> sums[heads][2];
                 for (uint32_t h = 0; h < heads; ++h) sums[h][0] = sums[h][1] = hn::Zero(d);
-                if constexpr (kind == code_kind::signed_bytes) {
-                    for (uint32_t i = 0; i < count; i += 4, ++w) {
-                        add_four<kind, 0>(d, word(w), zero, queries, query_bytes, first + i, sums);
-                    }
-                } else {
-                    for (uint32_t i = 0; i < count / 2; i += 4, ++w) {
-                        auto low = word(w), high = low;
-                        if constexpr (kind == code_kind::e2m1_nibbles) {
-                            const auto nibble = hn::Set(du, 0x0f0f0f0fu);
-                            const auto numbers = [&](hn::Vec<decltype(du)> codes) {
-                                return hn::BitCast(
-                                    du, doubled_e2m1(d8, hn::BitCast(d8, hn::And(codes, nibble))));
-                            };
-                            high = numbers(hn::ShiftRight<4>(low));
-                            low = numbers(low);
-                        }
-                        add_four<kind, 0>(d, low, zero, queries, query_bytes, first + i, sums);
-                        add_four<kind, 1>(d, high, zero, queries, query_bytes,
-                                          first + count / 2 + i, sums);
-                    }
-                }
+                add_group<kind, one_zero>(
+                    d, [&](uint32_t i) { return word(first_word + i); },
+                    number_base<kind, one_zero>(d, group.zero), queries, query_bytes, first,
+                    keys.channels(g), sums);
                 for (uint32_t h = 0; h < heads; ++h) {
                     const auto sum = hn::Add(sums[h][0], sums[h][1]);
                     total[h] = hn::MulAdd(sum, group.step, total[h]);
@@ -174,34 +189,6 @@ HWY_NOINLINE void score_records(const std::byte* const* tiles, const std::byte* 
             }
         }
     }
-}
-
-/// Codes of fp8 in 16 bits become halves: as they are (e5m2), or 2^-8 of the number (e4m3).
-/// `upper` has the code in the upper byte, whatever is in the lower one.
-template <code_kind kind, class tag16>
-HWY_INLINE hn::Vec<tag16> fp8_halves(tag16 d16, hn::Vec<tag16> upper) {
-    if constexpr (kind == code_kind::e5m2_bytes) {
-        return hn::And(upper, hn::Set(d16, uint16_t{0xff00}));
-    } else {
-        const hn::RebindToSigned<tag16> di16;
-        const auto spread = hn::BitCast(d16, hn::ShiftRight<1>(hn::BitCast(di16, upper)));
-        return hn::And(spread, hn::Set(d16, uint16_t{0xbf80}));
-    }
-}
-
-/// What a product with the halves is to be multiplied with.
-template <code_kind kind>
-inline constexpr float fp8_unit = kind == code_kind::e4m3_bytes ? 256.0f : 1.0f;
-
-/// The lower and upper half of the vector as floats.
-template <class tag, class halves>
-HWY_INLINE void promote_halves(tag d, halves bits, hn::Vec<tag>& lower, hn::Vec<tag>& upper) {
-    const hn::Repartition<uint16_t, tag> d16;
-    const hn::Rebind<uint16_t, tag> d16_half;
-    const hn::Rebind<hwy::float16_t, tag> df16;
-    lower = hn::PromoteTo(d, hn::BitCast(df16, hn::LowerHalf(d16_half, bits)));
-    upper = hn::PromoteTo(d, hn::BitCast(df16, hn::UpperHalf(d16_half, bits)));
-    (void)d16;
 }
 
 /// The same of fp8 codes. Vectors hold two channels of half of the slots; halves come together at
@@ -349,83 +336,49 @@ void scale_weights(const coded_operand& values, const value_groups& groups, floa
     }
 }
 
-/// Two vectors of channels from the bytes at `codes`: neighbours of byte codes, the two halves of
-/// nibbles. `zero` is taken off nibbles. `peak` collects codes of e4m3.
-template <code_kind kind, class tag, class tag8>
-HWY_INLINE void load_codes(tag d, tag8 d8, const std::byte* codes, hn::Vec<tag> zero,
-                           hn::Vec<tag> (&out)[2], hn::Vec<tag8>& peak) {
-    const hn::Rebind<int32_t, tag> di;
-    const uint8_t* bytes = reinterpret_cast<const uint8_t*>(codes);
-    if constexpr (is_fp8(kind)) {
-        const hn::Repartition<uint16_t, tag> d16;
-        const auto both = hn::LoadU(d8, bytes);
-        promote_halves(d, fp8_halves<kind>(d16, hn::ShiftLeft<8>(hn::PromoteTo(d16, both))), out[0],
-                       out[1]);
-        if constexpr (kind == code_kind::e4m3_bytes) {
-            peak = hn::Max(peak, hn::Or(both, hn::Set(d8, uint8_t{0x80})));
-        }
-    } else if constexpr (kind == code_kind::signed_bytes) {
-        const hn::Rebind<int8_t, tag> di8;
-        for (uint32_t v = 0; v < 2; ++v) {
-            const int8_t* at = reinterpret_cast<const int8_t*>(bytes) + v * hn::Lanes(d);
-            out[v] = hn::ConvertTo(d, hn::PromoteTo(di, hn::LoadU(di8, at)));
-        }
-    } else if constexpr (kind == code_kind::nibbles) {
-        const hn::Rebind<uint32_t, tag> du;
-        const auto both = hn::PromoteTo(du, hn::LoadU(d8, bytes));
-        const auto base = hn::Set(du, mantissa_base);
-        out[0] = hn::Sub(hn::BitCast(d, hn::OrAnd(base, both, hn::Set(du, 15u))), zero);
-        out[1] = hn::Sub(hn::BitCast(d, hn::Or(base, hn::ShiftRight<4>(both))), zero);
-    } else {
-        const hn::FixedTag<uint8_t, 16> full;
-        const hn::Rebind<int8_t, tag> di8;
-        const auto table = hn::Load(full, doubled_e2m1_table);
-        const auto both = hn::LoadU(d8, bytes);
-        const auto numbers = [&](hn::Vec<tag8> nibbles) {
-            const auto number = hn::BitCast(di8, hn::TableLookupBytes(table, nibbles));
-            return hn::ConvertTo(d, hn::PromoteTo(di, number));
-        };
-        out[0] = numbers(hn::And(both, hn::Set(d8, uint8_t{15})));
-        out[1] = numbers(hn::ShiftRight<4>(both));
+/// The run's part of the channels of `codes`: its vectors at `target`, `apart` from each other, of
+/// each head.
+template <uint32_t heads, class tag, class code_source>
+HWY_INLINE void add_channels(tag d, code_source codes, const value_rows& rows,
+                             const value_rows& next_rows, const float* bases,
+                             const float (*weights)[run_slots], const float* offset, uint32_t first,
+                             uint32_t end, float* target, uint32_t apart, uint32_t dim) {
+    constexpr uint32_t vectors = code_source::vectors;
+    hn::Vec<tag> sums[heads][vectors];
+    for (uint32_t h = 0; h < heads; ++h) {
+        for (uint32_t v = 0; v < vectors; ++v) sums[h][v] = hn::Set(d, offset[h]);
     }
-}
-
-/// The run's part of two vectors of channels: at `target` and `target + apart` of each head.
-template <code_kind kind, uint32_t heads, class tag>
-HWY_INLINE void add_channels(tag d, const value_rows& rows, const value_rows& next_rows,
-                             uint32_t byte, const float* zeros, const float (*weights)[run_slots],
-                             const float* offset, uint32_t first, uint32_t end, float* target,
-                             uint32_t apart, uint32_t dim) {
-    using tag8 =
-        std::conditional_t<is_fp8(kind), hn::Rebind<uint8_t, hn::Repartition<uint16_t, tag>>,
-                           hn::Rebind<uint8_t, tag>>;
-    const tag8 d8;
-    hn::Vec<tag> sums[heads][2];
-    for (uint32_t h = 0; h < heads; ++h) sums[h][0] = sums[h][1] = hn::Set(d, offset[h]);
-    auto peak = hn::Zero(d8);
-    const bool new_line = byte % 64 == 0;
-    for (uint32_t slot = first; slot < end; ++slot) {
-        hn::Vec<tag> value[2];
-        const auto zero = hn::Set(d, kind == code_kind::nibbles ? zeros[slot] + 0x1p23f : 0.0f);
-        load_codes<kind>(d, d8, rows.of(slot) + byte, zero, value, peak);
-        if (new_line) __builtin_prefetch(next_rows.of(slot) + byte, 0, 2);
-        HWY_UNROLL(4)
-        for (uint32_t h = 0; h < heads; ++h) {
-            const auto weight = hn::Set(d, weights[h][slot]);
-            sums[h][0] = hn::MulAdd(value[0], weight, sums[h][0]);
-            sums[h][1] = hn::MulAdd(value[1], weight, sums[h][1]);
+    const bool new_line = codes.starts_line();
+    for (uint32_t slot = first; slot < end;) {
+        const std::byte* row = rows.of(slot);
+        const std::byte* next = next_rows.of(slot) + codes.byte;
+        const uint32_t stop = HWY_MIN(end, (slot / slot_group + 1) * slot_group);
+        for (; slot < stop; ++slot, row += rows.row_bytes, next += rows.row_bytes) {
+            hn::Vec<tag> value[vectors];
+            codes.load(d, row, hn::Set(d, bases[slot]), value);
+            if (new_line) __builtin_prefetch(next, 0, 2);
+            HWY_UNROLL(4)
+            for (uint32_t h = 0; h < heads; ++h) {
+                const auto weight = hn::Set(d, weights[h][slot]);
+                HWY_UNROLL(4)
+                for (uint32_t v = 0; v < vectors; ++v) {
+                    sums[h][v] = hn::MulAdd(value[v], weight, sums[h][v]);
+                }
+            }
         }
     }
     for (uint32_t h = 0; h < heads; ++h) {
-        float* at = target + h * dim;
-        hn::StoreU(hn::Add(hn::LoadU(d, at), sums[h][0]), d, at);
-        hn::StoreU(hn::Add(hn::LoadU(d, at + apart), sums[h][1]), d, at + apart);
+        for (uint32_t v = 0; v < vectors; ++v) {
+            float* at = target + h * dim + v * apart;
+            hn::StoreU(hn::Add(hn::LoadU(d, at), sums[h][v]), d, at);
+        }
     }
-    if constexpr (kind == code_kind::e4m3_bytes) {
-        const auto is_nan = hn::Eq(peak, hn::Set(d8, uint8_t{0xff}));
+    if constexpr (code_source::kind == code_kind::e4m3_bytes) {
+        const typename code_source::tag8 d8;
+        const auto is_nan = hn::Eq(codes.peak, hn::Set(d8, uint8_t{0xff}));
         if (hn::AllFalse(d8, is_nan)) return;
         alignas(64) uint8_t peaks[64];
-        hn::StoreU(peak, d8, peaks);
+        hn::StoreU(codes.peak, d8, peaks);
         for (uint32_t h = 0; h < heads; ++h) {
             for (uint32_t i = 0; i < 2 * hn::Lanes(d); ++i) {
                 if (peaks[i] == 0xff) target[h * dim + i] = std::numeric_limits<float>::quiet_NaN();
@@ -434,37 +387,103 @@ HWY_INLINE void add_channels(tag d, const value_rows& rows, const value_rows& ne
     }
 }
 
+/// What add_channels takes of a group.
+struct value_group {
+    const value_rows& rows;
+    const value_rows& next_rows;
+    const float* bases;  ///< of slots: 2^23 + zero
+    const float (*weights)[run_slots];
+    const float* offset;
+    uint32_t first, end;
+    float* target;
+    uint32_t dim;
+};
+
+/// Heads whose sums, of four vectors each, stay in the registers, which are 16 or 32.
+inline constexpr uint32_t heads_of_four_vectors = HWY_ARCH_X86 && HWY_TARGET != HWY_AVX3 ? 2 : 4;
+
+/// Channel `channel` of the group is the first of the first vector.
+template <uint32_t heads, class tag, class code_source>
+HWY_INLINE void add_to_group(tag d, const code_source& codes, const value_group& group,
+                             uint32_t channel, uint32_t apart, uint32_t done = 0) {
+    constexpr uint32_t some =
+        code_source::vectors == 4 ? HWY_MIN(heads, heads_of_four_vectors) : heads;
+    add_channels<some>(d, codes, group.rows, group.next_rows, group.bases, group.weights + done,
+                       group.offset + done, group.first, group.end,
+                       group.target + done * group.dim + channel, apart, group.dim);
+    if constexpr (some < heads) {
+        add_to_group<heads - some>(d, codes, group, channel, apart, done + some);
+    }
+}
+
+/// Calls take(d, at) for pieces of `count` that are `per_lane` times Lanes(d) wide; at is where.
+template <class callable>
+HWY_INLINE void in_vectors(uint32_t count, uint32_t per_lane, const callable& take) {
+    const hn::CappedTag<float, 16> wide;
+    const hn::CappedTag<float, 8> middle;
+    const hn::CappedTag<float, 4> narrow;
+    const auto width = [&](auto d) { return per_lane * static_cast<uint32_t>(hn::Lanes(d)); };
+    uint32_t at = 0;
+    for (; at + width(wide) <= count; at += width(wide)) take(wide, at);
+    for (; at + width(middle) <= count; at += width(middle)) take(middle, at);
+    for (; at < count; at += width(narrow)) take(narrow, at);
+}
+
+/// A group of `count` channels, whose codes begin at `byte`.
+template <code_kind kind, uint32_t heads>
+HWY_INLINE void add_value_group(const value_group& group, uint32_t byte, uint32_t count) {
+    const uint32_t half = count / 2, quarter = count / 4, eighth = count / 8;
+    if constexpr (bits_of(kind) == 8) {
+        in_vectors(count, 2, [&](auto d, uint32_t at) {
+            add_to_group<heads>(d, row_codes<kind, decltype(d)>{byte + at}, group, at,
+                                static_cast<uint32_t>(hn::Lanes(d)));
+        });
+    } else if constexpr (bits_of(kind) == 4) {
+        in_vectors(half, 1, [&](auto d, uint32_t at) {
+            add_to_group<heads>(d, row_codes<kind, decltype(d)>{byte + at}, group, at, half);
+        });
+    } else if constexpr (bits_of(kind) == 2) {
+        const hn::CappedTag<float, 16> wide;
+        if constexpr (hn::MaxLanes(wide) == 16) {
+            if (count == 32) {
+                return add_to_group<heads>(wide, row_group_of_32<decltype(wide)>{byte}, group, 0,
+                                           16);
+            }
+        }
+        in_vectors(quarter, 1, [&](auto d, uint32_t at) {
+            add_to_group<heads>(d, row_quarters<decltype(d)>{byte + at}, group, at, quarter);
+        });
+    } else {
+        in_vectors(eighth, 1, [&](auto d, uint32_t at) {
+            const uint32_t third = byte + quarter + at;
+            add_to_group<heads>(d, row_eighths<0, decltype(d)>{byte + at, third}, group, at,
+                                quarter);
+            add_to_group<heads>(d, row_eighths<1, decltype(d)>{byte + eighth + at, third}, group,
+                                eighth + at, quarter);
+        });
+    }
+}
+
 /// out[h][channel] += sum over slots [first, end) of weights[h][slot] * value.
 template <code_kind kind, uint32_t heads>
 HWY_INLINE void add_value_rows(const value_rows& rows, const value_rows& next_rows,
                                const coded_operand& values, const value_groups& groups,
                                const float* weights, uint32_t first, uint32_t end, float* out) {
-    const hn::CappedTag<float, 16> wide;
-    const hn::CappedTag<float, 8> middle;
-    const hn::CappedTag<float, 4> narrow;
+    const hn::CappedTag<float, slot_group> d;
+    const uint32_t lanes = static_cast<uint32_t>(hn::Lanes(d));
     scaled_weights<heads> scaled;
     scale_weights<heads>(values, groups, is_fp8(kind) ? fp8_unit<kind> : 1.0f, weights, first, end,
                          scaled);
+    alignas(64) float bases[run_slots];
     for (uint32_t g = 0; g < values.groups; ++g) {
-        const uint32_t count = values.channels(g);
-        float* target = out + g * values.group;
-        const uint32_t begin = is_nibbles(kind) ? g * values.group / 2 : g * values.group;
-        const uint32_t bytes = is_nibbles(kind) ? count / 2 : count;
-        const auto take = [&](auto d, uint32_t at) {
-            const uint32_t lanes = static_cast<uint32_t>(hn::Lanes(d));
-            add_channels<kind, heads>(d, rows, next_rows, begin + at, groups.zero[g],
-                                      scaled.weight[g], scaled.offset[g], first, end, target + at,
-                                      is_nibbles(kind) ? count / 2 : lanes, values.dim);
-        };
-        // Bytes that two vectors of channels take.
-        const auto width = [](auto d) {
-            const uint32_t lanes = static_cast<uint32_t>(hn::Lanes(d));
-            return is_nibbles(kind) ? lanes : 2 * lanes;
-        };
-        uint32_t at = 0;
-        for (; at + width(wide) <= bytes; at += width(wide)) take(wide, at);
-        for (; at + width(middle) <= bytes; at += width(middle)) take(middle, at);
-        for (; at < bytes; at += width(narrow)) take(narrow, at);
+        for (uint32_t slot = first / lanes * lanes; slot < end; slot += lanes) {
+            const auto zero = hn::Load(d, groups.zero[g] + slot);
+            hn::Store(hn::Add(zero, hn::Set(d, 0x1p23f)), d, bases + slot);
+        }
+        const uint32_t channel = g * values.group;
+        add_value_group<kind, heads>({rows, next_rows, bases, scaled.weight[g], scaled.offset[g],
+                                      first, end, out + channel, values.dim},
+                                     channel * bits_of(kind) / 8, values.channels(g));
     }
 }
 

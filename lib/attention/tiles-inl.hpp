@@ -1,8 +1,9 @@
-// Decode attention over sealed tiles whose codes are nibbles (format.hpp, tile_reading), with the
-// kernels of records-inl.hpp. What a tile shares goes to the side where it is needed once:
+// Decode attention over sealed tiles (format.hpp, tile_reading), with the kernels of
+// records-inl.hpp. What a tile shares goes to the side where it is needed once; m is the middle of
+// the codes:
 //
-//   q . k[t]  = factor[t] (sum (q step) (c - 8)  +  q . (least + 8 step)),  folded into the query
-//   w . v     = factor    (sum (w step[t]) (c - 8) + sum w (least[t] + 8 step[t])),  into the sum
+//   q . k[t]  = factor[t] (sum (q step) (c - m)  +  q . (least + m step)),  folded into the query
+//   w . v     = factor    (sum (w step[t]) (c - m) + sum w (least[t] + m step[t])),  into the sum
 //
 // Include it per target.
 
@@ -17,6 +18,7 @@
 #include <hwy/highway.h>
 
 #include "attention/records-inl.hpp"
+#include "base/checked.hpp"
 
 HWY_BEFORE_NAMESPACE();
 namespace kvrt {
@@ -44,7 +46,26 @@ struct sealed_tile {
     }
 };
 
-/// `heads` queries with the steps of the channels folded in, as score_records takes them.
+/// How codes of tiles are multiplied: as floats.
+struct float_products {
+    /// queries are [heads], `stride` floats apart.
+    template <code_kind kind, uint32_t heads>
+    static void score(const std::byte* const* tiles, const std::byte* const* next_tiles,
+                      uint32_t tile_count, const coded_operand& keys, const float* queries,
+                      uint32_t stride, float* scores) {
+        score_records<kind, heads, true>(tiles, next_tiles, tile_count, keys,
+                                         reinterpret_cast<const std::byte*>(queries),
+                                         stride * static_cast<uint32_t>(sizeof(float)), scores);
+    }
+    template <code_kind kind, uint32_t heads>
+    static void add_values(const value_rows& rows, const value_rows& next_rows,
+                           const coded_operand& values, const value_groups& groups,
+                           const float* weights, uint32_t first, uint32_t end, float* out) {
+        add_value_rows<kind, heads>(rows, next_rows, values, groups, weights, first, end, out);
+    }
+};
+
+/// `heads` queries with the steps of the channels folded in.
 template <uint32_t heads>
 struct folded_queries {
     static constexpr uint32_t stride = widest_row + 16;  // floats
@@ -52,7 +73,7 @@ struct folded_queries {
     float bias[heads];
 
     /// queries are [heads][dim], numbers of the channels step[dim] and least[dim].
-    void fold(const float* queries, uint32_t dim, const std::byte* numbers) {
+    void fold(const float* queries, uint32_t dim, const std::byte* numbers, float middle_code) {
         const hn::CappedTag<float, 8> d;  // dims are multiples
         const uint32_t lanes = static_cast<uint32_t>(hn::Lanes(d));
         hn::Vec<decltype(d)> sums[heads];
@@ -60,7 +81,7 @@ struct folded_queries {
         for (uint32_t i = 0; i < dim; i += lanes) {
             const auto step = load_halves(d, numbers + i * 2);
             const auto least = load_halves(d, numbers + (dim + i) * 2);
-            const auto middle = hn::MulAdd(step, hn::Set(d, middle_nibble), least);
+            const auto middle = hn::MulAdd(step, hn::Set(d, middle_code), least);
             for (uint32_t h = 0; h < heads; ++h) {
                 const auto query = hn::LoadU(d, queries + h * dim + i);
                 hn::StoreU(hn::Mul(query, step), d, channels[h] + i);
@@ -73,7 +94,7 @@ struct folded_queries {
 
 /// scores[h][slot - first of the run] = query h . key, for the tile_count groups of 16 slots from
 /// `place` of the tile on.
-template <uint32_t heads>
+template <class products, code_kind kind, uint32_t heads>
 HWY_NOINLINE void score_tile(const sealed_tile& from, uint32_t place, const std::byte* const* tiles,
                              const std::byte* const* next_tiles, uint32_t tile_count,
                              const float* queries, float* scores) {
@@ -90,12 +111,11 @@ HWY_NOINLINE void score_tile(const sealed_tile& from, uint32_t place, const std:
         const uint32_t slot = place + group * slot_group;
         const uint32_t left = (together - slot % together) / slot_group;
         const uint32_t count = HWY_MIN(left, tile_count - group);
-        folded.fold(queries, dim, from.metadata() + uint64_t{slot / together} * dim * 4);
+        folded.fold(queries, dim, from.metadata() + uint64_t{slot / together} * dim * 4,
+                    middle_code(kind));
         float* out = scores + group * slot_group;
-        score_records<code_kind::nibbles, heads>(
-            tiles + group, next_tiles + group, count, keys,
-            reinterpret_cast<const std::byte*>(folded.channels[0]),
-            folded.stride * static_cast<uint32_t>(sizeof(float)), out);
+        products::template score<kind, heads>(tiles + group, next_tiles + group, count, keys,
+                                              folded.channels[0], folded.stride, out);
         for (uint32_t s = 0; s < count * slot_group; s += lanes) {
             const auto factor =
                 reading.token_factors ? load_halves(d, factors + (slot + s) * 2) : hn::Set(d, 1.0f);
@@ -111,7 +131,7 @@ HWY_NOINLINE void score_tile(const sealed_tile& from, uint32_t place, const std:
 
 /// out[h][channel] += sum over slots [first, end) of weights[h][slot] * value; slot 0 of the run is
 /// at `place` of the tile, and no slot beyond it.
-template <uint32_t heads>
+template <class products, code_kind kind, uint32_t heads>
 HWY_NOINLINE void add_tile_values(const sealed_tile& from, uint32_t place,
                                   const std::byte* const* tiles, const std::byte* const* next_tiles,
                                   const float* weights, uint32_t first, uint32_t end, float* out) {
@@ -123,24 +143,25 @@ HWY_NOINLINE void add_tile_values(const sealed_tile& from, uint32_t place,
     const std::byte* leasts = steps + from.operand.tile_tokens * 2;
     const coded_operand values = coded_operand::of_tile(from.operand);
     value_groups groups;
-    for (uint32_t slot = first / slot_group * slot_group; slot < end; ++slot) {
+    const auto middle = hn::Set(d, middle_code(kind));
+    for (uint32_t slot = first / slot_group * slot_group; slot < round_up(end, slot_group);
+         slot += lanes) {
         // What lies outside weighs nothing, even where it is no number.
-        const bool inside = slot >= first;
-        const float step = inside ? load_f16(steps + (place + slot) * 2) : 0.0f;
-        const float least = inside ? load_f16(leasts + (place + slot) * 2) : 0.0f;
-        groups.step[0][slot] = step;
-        groups.least[0][slot] = least + middle_nibble * step;
-        groups.zero[0][slot] = middle_nibble;
-    }
-    for (uint32_t slot = end; slot % slot_group != 0; ++slot) {
-        groups.step[0][slot] = groups.least[0][slot] = groups.zero[0][slot] = 0.0f;
+        const auto inside = hn::And(
+            hn::Ge(hn::Iota(d, static_cast<float>(slot)), hn::Set(d, static_cast<float>(first))),
+            hn::Lt(hn::Iota(d, static_cast<float>(slot)), hn::Set(d, static_cast<float>(end))));
+        const auto step = hn::IfThenElseZero(inside, load_halves(d, steps + (place + slot) * 2));
+        const auto least = hn::IfThenElseZero(inside, load_halves(d, leasts + (place + slot) * 2));
+        hn::Store(step, d, groups.step[0] + slot);
+        hn::Store(hn::MulAdd(middle, step, least), d, groups.least[0] + slot);
+        hn::Store(middle, d, groups.zero[0] + slot);
     }
     alignas(64) float sums[heads * widest_row];
     std::fill_n(sums, heads * dim, 0.0f);
     const value_rows rows{tiles, from.code_row_bytes()};
     const value_rows next_rows{next_tiles, from.code_row_bytes()};
-    add_value_rows<code_kind::nibbles, heads>(rows, next_rows, values, groups, weights, first, end,
-                                              sums);
+    products::template add_values<kind, heads>(rows, next_rows, values, groups, weights, first, end,
+                                               sums);
     for (uint32_t i = 0; i < dim; i += lanes) {
         const auto factor = load_halves(d, factors + i * 2);
         for (uint32_t h = 0; h < heads; ++h) {

@@ -54,6 +54,7 @@ const format_description affine4_format = {.id = KV_FORMAT_AFFINE4,
                                            .group_bytes = 4,
                                            .needs_channels = true,
                                            .needs_positions = true,
+                                           .reading = affine_reading<4>,
                                            .encode = encode,
                                            .decode = decode};
 

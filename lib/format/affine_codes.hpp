@@ -54,10 +54,8 @@ void decode_affine_groups(const std::byte* record, uint32_t dim, uint32_t group,
     }
 }
 
-/// Tells kernels to read the records of a 4-bit format as these groups.
-constexpr format_description read_as_nibbles(format_description format) {
-    format.reading = {code_kind::nibbles, group_kind::f16_step_least, 0.0f, 1.0f};
-    return format;
-}
+/// How kernels read records of these groups.
+template <uint32_t bits>
+constexpr code_reading affine_reading = {whole_codes(bits), group_kind::f16_step_least, 0.0f, 1.0f};
 
 }  // namespace kvrt

@@ -52,8 +52,25 @@ enum class format_class { plain, token_local, tile_local };
 /// Codes that stand for numbers c, so that x = step * (c - zero) + least, with what a group's
 /// metadata say of step and least. Such a format tells kernels how to read its records; `none`
 /// leaves them to decode(). All but those of fp8 are whole: products with them need no floating
-/// point.
-enum class code_kind { none, signed_bytes, nibbles, e2m1_nibbles, e4m3_bytes, e5m2_bytes };
+/// point. e2m1 stands for twice its number, normal_* for normal_levels.hpp.
+enum class code_kind {
+    none,
+    signed_bytes,
+    nibbles,
+    e2m1_nibbles,
+    e4m3_bytes,
+    e5m2_bytes,
+    two_bits,
+    three_bits,
+    normal_nibbles,
+    normal_three_bits,
+};
+
+/// Codes of 4, 3 or 2 bits that stand for themselves.
+constexpr code_kind whole_codes(uint32_t bits) {
+    return bits == 4 ? code_kind::nibbles : bits == 3 ? code_kind::three_bits : code_kind::two_bits;
+}
+
 enum class group_kind { none, f16_step, f16_step_least, f32_step, e4m3_step, e8m0_step };
 
 struct code_reading {

@@ -97,11 +97,6 @@ void decode_value(const std::byte* record, uint32_t dim, const row_constants&, f
     decode_affine_groups<bits>(record, dim, group, row);
 }
 
-constexpr format_description with_tile_reading(format_description format) {
-    format.tile.reading = {code_kind::nibbles, group, false};
-    return format;
-}
-
 template <uint32_t bits>
 constexpr format_description keys_of(uint32_t id, const char* name) {
     return {.id = id,
@@ -111,7 +106,8 @@ constexpr format_description keys_of(uint32_t id, const char* name) {
             .tile = {.token_multiple = group,
                      .bytes = bytes_of_keys<bits>,
                      .seal = seal_keys<bits>,
-                     .open = open_keys<bits>}};
+                     .open = open_keys<bits>,
+                     .reading = {whole_codes(bits), group, false}}};
 }
 
 template <uint32_t bits>
@@ -122,16 +118,15 @@ constexpr format_description values_of(uint32_t id, const char* name) {
             .code_bits = bits,
             .group = group,
             .group_bytes = 4,
+            .reading = affine_reading<bits>,
             .encode = encode_value<bits>,
             .decode = decode_value<bits>};
 }
 
 }  // namespace
 
-constinit const format_description kivi4_key_format =
-    with_tile_reading(keys_of<4>(KV_FORMAT_KIVI4, "kivi4"));
-constinit const format_description kivi4_value_format =
-    read_as_nibbles(values_of<4>(KV_FORMAT_KIVI4, "kivi4"));
+constinit const format_description kivi4_key_format = keys_of<4>(KV_FORMAT_KIVI4, "kivi4");
+constinit const format_description kivi4_value_format = values_of<4>(KV_FORMAT_KIVI4, "kivi4");
 constinit const format_description kivi2_key_format = keys_of<2>(KV_FORMAT_KIVI2, "kivi2");
 constinit const format_description kivi2_value_format = values_of<2>(KV_FORMAT_KIVI2, "kivi2");
 

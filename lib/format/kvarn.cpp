@@ -307,13 +307,14 @@ constexpr format_description described(uint32_t id, const char* name, const tile
 constexpr uint32_t multiple = 64;
 
 template <uint32_t bits>
-constexpr code_kind kind = bits == 4 ? code_kind::nibbles : code_kind::none;
-template <uint32_t bits>
 constexpr tile_codec key_tiles = {
-    multiple, bytes_of_keys<bits>, seal_keys<bits>, open_keys<bits>, {kind<bits>, 0, true}};
+    multiple, bytes_of_keys<bits>, seal_keys<bits>, open_keys<bits>, {whole_codes(bits), 0, true}};
 template <uint32_t bits>
-constexpr tile_codec value_tiles = {
-    multiple, bytes_of_values<bits>, seal_values<bits>, open_values<bits>, {kind<bits>, 0, false}};
+constexpr tile_codec value_tiles = {multiple,
+                                    bytes_of_values<bits>,
+                                    seal_values<bits>,
+                                    open_values<bits>,
+                                    {whole_codes(bits), 0, false}};
 
 }  // namespace
 

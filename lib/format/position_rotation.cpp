@@ -6,8 +6,6 @@ namespace kvrt {
 
 namespace {
 
-constexpr uint32_t digits = 4, digit_bits = 8, digit_values = 1u << digit_bits;
-
 /// Of one position: cosines, then sines of all pairs.
 struct turning_factors {
     alignas(64) float room[2 * most_turned_pairs];
@@ -29,11 +27,11 @@ void multiply(const float* by, uint32_t pairs, const float* cosines, const float
 void find_factors(const position_rotation& rotation, uint32_t position, turning_factors& out) {
     const uint64_t entry = 2 * uint64_t{rotation.pairs};
     const float* table = rotation.table;
-    out.cosines = table + position % digit_values * entry;
+    out.cosines = table + position % turning_digit_values * entry;
     out.sines = out.cosines + rotation.pairs;
-    for (position >>= digit_bits; position != 0; position >>= digit_bits) {
-        table += digit_values * entry;
-        const uint32_t digit = position % digit_values;
+    for (position >>= turning_digit_bits; position != 0; position >>= turning_digit_bits) {
+        table += turning_digit_values * entry;
+        const uint32_t digit = position % turning_digit_values;
         if (digit == 0) continue;
         multiply(table + digit * entry, rotation.pairs, out.cosines, out.sines, out.room);
         out.cosines = out.room;
@@ -44,18 +42,32 @@ void find_factors(const position_rotation& rotation, uint32_t position, turning_
 }  // namespace
 
 uint64_t turning_table_floats(uint32_t pairs) {
-    return uint64_t{digits} * digit_values * 2 * pairs;
+    return uint64_t{2} * pairs * (turning_digits * turning_digit_values + 1 + half_window);
 }
 
 void fill_turning_table(const double* inverse_frequencies, uint32_t pairs, float* table) {
-    for (uint32_t digit = 0; digit < digits; ++digit) {
-        for (uint32_t value = 0; value < digit_values; ++value, table += 2 * uint64_t{pairs}) {
-            const double position = std::ldexp(value, static_cast<int>(digit * digit_bits));
+    const auto fill = [&](uint32_t b, double position, float* cosine, float* sine) {
+        const double angle = position * inverse_frequencies[b];
+        *cosine = static_cast<float>(std::cos(angle));
+        *sine = static_cast<float>(std::sin(angle));
+    };
+    for (uint32_t digit = 0; digit < turning_digits; ++digit) {
+        const int shift = static_cast<int>(digit * turning_digit_bits);
+        for (uint32_t value = 0; value < turning_digit_values; ++value) {
             for (uint32_t b = 0; b < pairs; ++b) {
-                const double angle = position * inverse_frequencies[b];
-                table[b] = static_cast<float>(std::cos(angle));
-                table[pairs + b] = static_cast<float>(std::sin(angle));
+                fill(b, std::ldexp(value, shift), table + b, table + pairs + b);
             }
+            table += 2 * uint64_t{pairs};
+        }
+    }
+    for (uint32_t b = 0; b < pairs; ++b) {
+        fill(b, half_window - 0.5, table + b, table + pairs + b);
+    }
+    table += 2 * uint64_t{pairs};
+    for (uint32_t b = 0; b < pairs; ++b) {
+        float* cosines = table + b * half_window;
+        for (uint32_t n = 0; n < half_window; ++n) {
+            fill(b, n + 0.5, cosines + n, cosines + pairs * half_window + n);
         }
     }
 }

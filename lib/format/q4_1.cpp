@@ -19,16 +19,15 @@ void decode(const std::byte* record, uint32_t dim, const row_constants&, float* 
 
 }  // namespace
 
-const format_description q4_1_format = {
-    .id = KV_FORMAT_Q4_1,
-    .name = "q4_1",
-    .kind = format_class::token_local,
-    .code_bits = 4,
-    .group = group,
-    .group_bytes = 4,
-    .inline_form = true,
-    .reading = {code_kind::nibbles, group_kind::f16_step_least, 0.0f, 1.0f},
-    .encode = encode,
-    .decode = decode};
+const format_description q4_1_format = {.id = KV_FORMAT_Q4_1,
+                                        .name = "q4_1",
+                                        .kind = format_class::token_local,
+                                        .code_bits = 4,
+                                        .group = group,
+                                        .group_bytes = 4,
+                                        .inline_form = true,
+                                        .reading = affine_reading<4>,
+                                        .encode = encode,
+                                        .decode = decode};
 
 }  // namespace kvrt

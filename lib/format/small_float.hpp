@@ -64,8 +64,8 @@ inline uint8_t f32_to_e5m2(float value) {
 }
 
 /// Twice the value of an e2m1 code, an integer.
-inline constexpr std::array<int8_t, 16> e2m1_doubled = {0, 1,  2,  3,  4,  6,  8,  12,
-                                                        0, -1, -2, -3, -4, -6, -8, -12};
+alignas(16) inline constexpr std::array<int8_t, 16> e2m1_doubled = {0, 1,  2,  3,  4,  6,  8,  12,
+                                                                    0, -1, -2, -3, -4, -6, -8, -12};
 
 inline uint8_t f32_to_e2m1(float value) {
     const uint8_t sign = std::signbit(value) ? 8 : 0;

@@ -92,16 +92,18 @@ struct operand_layout {
     }
 };
 
+/// How decode attention may multiply codes: as floats everywhere, with the 8-bit dot products of a
+/// processor that has them, in its matrix unit.
+enum class code_arithmetic { floats, dot_products, matrices };
+
 struct tile_layout {
     tile_order order = tile_order::native;
     uint32_t block_tokens = 16;
     uint32_t kv_heads = 0;
     operand_layout keys;
     operand_layout values;
-    uint32_t block_bytes = 0;  ///< a multiple of 64
-    /// Decode attention multiplies whole-numbered codes as floats, as where the processor has no
-    /// 8-bit dot products; for tests.
-    bool codes_as_floats = false;
+    uint32_t block_bytes = 0;                                ///< a multiple of 64
+    code_arithmetic arithmetic = code_arithmetic::matrices;  ///< the most there may be; for tests
 };
 
 /// Lays out a block. block_tokens is a multiple of 16 (and of what a tile-local format asks), dims

@@ -81,14 +81,13 @@ const format_description int8_token_format = {
     .reading = {code_kind::signed_bytes, group_kind::f32_step, 0.0f, 1.0f},
     .encode = encode_int8,
     .decode = decode_int8};
-const format_description int4_token_format = {
-    .id = KV_FORMAT_INT4_TOKEN,
-    .name = "int4_token",
-    .kind = format_class::token_local,
-    .code_bits = 4,
-    .group_bytes = 4,
-    .reading = {code_kind::nibbles, group_kind::f16_step_least, 0.0f, 1.0f},
-    .encode = encode_int4,
-    .decode = decode_int4};
+const format_description int4_token_format = {.id = KV_FORMAT_INT4_TOKEN,
+                                              .name = "int4_token",
+                                              .kind = format_class::token_local,
+                                              .code_bits = 4,
+                                              .group_bytes = 4,
+                                              .reading = affine_reading<4>,
+                                              .encode = encode_int4,
+                                              .decode = decode_int4};
 
 }  // namespace kvrt

@@ -116,6 +116,8 @@ constexpr format_description keys_of(uint32_t id, const char* name) {
             .code_bits = bits,
             .group_bytes = 2,
             .always_rotated = true,
+            .reading = {bits == 4 ? code_kind::normal_nibbles : code_kind::normal_three_bits,
+                        group_kind::f16_step, 0.0f, static_cast<float>(normal_levels<bits>::unit)},
             .encode = encode_key<bits>,
             .decode = decode_key<bits>};
 }
@@ -128,6 +130,7 @@ constexpr format_description values_of(uint32_t id, const char* name) {
             .code_bits = bits,
             .group_bytes = 4,
             .always_rotated = true,
+            .reading = affine_reading<bits>,
             .encode = encode_value<bits>,
             .decode = decode_value<bits>};
 }
@@ -135,8 +138,7 @@ constexpr format_description values_of(uint32_t id, const char* name) {
 }  // namespace
 
 constinit const format_description turbo4_key_format = keys_of<4>(KV_FORMAT_TURBO4, "turbo4");
-constinit const format_description turbo4_value_format =
-    read_as_nibbles(values_of<4>(KV_FORMAT_TURBO4, "turbo4"));
+constinit const format_description turbo4_value_format = values_of<4>(KV_FORMAT_TURBO4, "turbo4");
 constinit const format_description turbo3_key_format = keys_of<3>(KV_FORMAT_TURBO3, "turbo3");
 constinit const format_description turbo3_value_format = values_of<3>(KV_FORMAT_TURBO3, "turbo3");
 

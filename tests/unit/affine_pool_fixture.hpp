@@ -28,6 +28,7 @@ struct pool_shape {
     uint32_t value_format = KV_FORMAT_F32;
     uint32_t window = 0;
     uint32_t layers = 1;
+    uint32_t block_tokens = 0;  // 0: as the library wants it
 };
 
 /// Constants of all heads, as kv_storage takes them.
@@ -84,6 +85,7 @@ struct live_pool {
         kv_pool_config config = KV_INIT(kv_pool_config);
         config.arena_bytes = uint64_t{16} << 20;
         config.layout = shape.layout;
+        config.block_tokens = shape.block_tokens;
         config.max_tokens_per_sequence = 2048;
         config.max_sequences = 4;
         config.threads = threads;

@@ -125,6 +125,91 @@ TEST_CASE("TriAttention scores affine4 by the rows it holds, wherever they stand
     }
 }
 
+TEST_CASE("affine4 beside values that are sealed: as f32 keys of the same numbers do") {
+    std::mt19937 random(30);
+    for (const uint32_t layout : {KV_LAYOUT_NATIVE, KV_LAYOUT_HND}) {
+        CAPTURE(layout);
+        pool_shape shape;
+        shape.layout = layout;
+        shape.rope = rope_facts(KV_ROPE_HALF, 40, 10000.0, 1.2);
+        shape.block_tokens = 64;
+        const layer_channels channels(shape.dim, random);
+        constexpr uint32_t chunk = 150, most = 3 * chunk + 2;
+        const live_pool alone(shape, channels);
+        const rows_of_layer drawn = draw_rows(alone, channels, 0, most, random);
+        shape.value_format = KV_FORMAT_KVARN4;
+        const live_pool sealed(shape, channels);
+        shape.key_format = KV_FORMAT_F32;
+        const live_pool plain(shape, channels);
+
+        // One step of all three; the last of them holds what the test decodes from the first, whose
+        // values let its records be read.
+        const auto take = [&](uint32_t first, uint32_t rows) {
+            const auto part = [&](const std::vector<float>& all, uint32_t width) {
+                return std::vector<float>(all.begin() + first * width,
+                                          all.begin() + (first + rows) * width);
+            };
+            rows_of_layer now;
+            now.keys = part(drawn.keys, kv_heads * 64);
+            now.values = part(drawn.values, kv_heads * 32);
+            now.queries = part(drawn.queries, query_heads * 64);
+            std::vector<float> out[2];
+            for (const live_pool* pool : {&alone, &sealed, &plain}) {
+                kv_step* step = nullptr;
+                require_ok(kv_step_begin(pool->handle, &step));
+                require_ok(kv_seq_append(step, pool->sequence, nullptr, rows, nullptr));
+                require_ok(kv_step_reserve(step, nullptr));
+                const kv_tensor keys = pool->tensor(now.keys, rows, kv_heads, 64);
+                const kv_tensor values = pool->tensor(now.values, rows, kv_heads, 32);
+                require_ok(kv_write(step, 0, &keys, &values));
+                if (pool == &alone) {
+                    const stored_rows stored = read_arena(step);
+                    for (uint32_t r = 0; r < rows; ++r) {
+                        for (uint32_t head = 0; head < kv_heads; ++head) {
+                            const std::size_t slot = stored.records[head].size() - rows + r;
+                            const std::vector<double> row =
+                                decode_affine(stored.records[head][slot].data(),
+                                              channels.heads[head], shape.rope, first + r);
+                            std::copy(row.begin(), row.end(),
+                                      now.keys.begin() + (r * kv_heads + head) * 64);
+                        }
+                    }
+                } else {
+                    std::vector<float>& result = out[pool == &plain];
+                    result.resize(rows * query_heads * 32);
+                    const kv_tensor queries = pool->tensor(now.queries, rows, query_heads, 64);
+                    const kv_tensor target = pool->tensor(result, rows, query_heads, 32);
+                    require_ok(kv_attend(step, 0, &queries, &target, nullptr));
+                }
+                require_ok(kv_step_end(step, nullptr));
+            }
+            double off = 0, size = 0;
+            for (std::size_t i = 0; i < out[0].size(); ++i) {
+                off += std::pow(double{out[0][i]} - double{out[1][i]}, 2);
+                size += double{out[1][i]} * double{out[1][i]};
+            }
+            CHECK(std::sqrt(off / size) < 1e-5);
+        };
+        uint32_t next = 0;
+        const auto run = [&](uint32_t rows) {
+            take(next, rows);
+            next += rows;
+        };
+        run(chunk);
+        run(1);
+        run(chunk);
+        for (const live_pool* pool : {&alone, &sealed, &plain}) {
+            compress(*pool, KV_SCORER_RANDOM, 200);
+        }
+        for (uint32_t head = 0; head < kv_heads; ++head) {
+            REQUIRE(sealed.positions(head) == plain.positions(head));
+            CHECK(sealed.positions(head).size() == 200);
+        }
+        run(1);
+        run(chunk);
+    }
+}
+
 TEST_CASE("threads and the cut of a prompt change no bit of affine4's records") {
     std::vector<std::vector<std::byte>> seen;
     for (const uint32_t chunk : {160u, 7u}) {

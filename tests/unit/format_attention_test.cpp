@@ -2,6 +2,7 @@
 // decoder reads from the arena.
 #include <string>
 
+#include "attention/kernels.hpp"
 #include "attention_fixture.hpp"
 #include "model/storage.hpp"
 
@@ -100,17 +101,19 @@ std::string in_words(const problem& drawn) {
            std::to_string(drawn.layer.window) + " + " + std::to_string(drawn.layer.window_sinks);
 }
 
-/// On each instruction set, with integer codes multiplied as integers where it can, and as floats.
+/// On each instruction set, with codes multiplied in each way that it has.
 template <class callable>
 void on_every_way(problem& drawn, const callable& body) {
     on_every_target([&] {
-        for (const bool as_floats : {false, true}) {
-            if (as_floats && drawn.rows != 1) continue;  // decode alone knows both
-            CAPTURE(as_floats);
-            drawn.layer.layout.codes_as_floats = as_floats;
+        for (const code_arithmetic arithmetic :
+             {code_arithmetic::matrices, code_arithmetic::dot_products, code_arithmetic::floats}) {
+            // Decode alone knows several.
+            if (arithmetic != code_arithmetic::matrices && drawn.rows != 1) continue;
+            CAPTURE(static_cast<int>(arithmetic));
+            drawn.layer.layout.arithmetic = arithmetic;
             body();
         }
-        drawn.layer.layout.codes_as_floats = false;
+        drawn.layer.layout.arithmetic = code_arithmetic::matrices;
     });
 }
 
@@ -131,6 +134,34 @@ TEST_CASE("attention over every format is what its definition says") {
             });
             if (rows == 5) {
                 CHECK(distance(expected, run(drawn, one.threads, path::reference)) < 1e-6);
+            }
+        }
+    }
+}
+
+TEST_CASE("codes of 2, 3 and 4 bits: every width of vectors, any number of query heads") {
+    started_executor one(1);
+    std::mt19937 random(88);
+    const stored_with pairs[] = {{KV_FORMAT_TURBO4, KV_FORMAT_TURBO4},
+                                 {KV_FORMAT_TURBO3, KV_FORMAT_TURBO3},
+                                 {KV_FORMAT_F16, KV_FORMAT_KIVI2},
+                                 {KV_FORMAT_F16, KV_FORMAT_KIVI4}};
+    for (const stored_with& what : pairs) {
+        for (const uint32_t dim : {64u, 72u, 80u, 96u, 128u, 160u, 192u, 224u, 256u}) {
+            for (const uint32_t group : {1u, 2u, 3u, 4u, 6u}) {
+                problem drawn(make_cache(what, tile_order::native, 16, dim, dim, 150, dim + group),
+                              group, 1, 150, random);
+                drawn.layer.window = pick(random, {0u, 40u, 75u});
+                CAPTURE(in_words(drawn));
+                const definition expected(drawn);
+                const uint32_t multiple = what.value_format == KV_FORMAT_TURBO3  ? 32
+                                          : what.value_format == KV_FORMAT_KIVI2 ? 16
+                                                                                 : 8;
+                on_every_way(drawn, [&] {
+                    CHECK(distance(expected, run(drawn, one.threads)) < tolerance);
+                    const bool has_vectors = std::string(attend_target_name()) != "SCALAR";
+                    CHECK(decode_reads(drawn.layer.layout) == (has_vectors && dim % multiple == 0));
+                });
             }
         }
     }

@@ -24,7 +24,10 @@ struct shape {
     uint32_t key_format, value_format;
     uint32_t kv_heads = 2, dim = 64;
     uint32_t window = 0;
+    uint32_t group = 2;  ///< query heads of a KV head
 };
+
+inline constexpr uint32_t window_sinks = 3;
 
 struct pool_options {
     uint32_t block_tokens = 64;
@@ -63,13 +66,13 @@ struct world {
         std::vector<kv_layer> model_layers;
         for (const shape& one : shapes) {
             kv_layer layer = KV_INIT(kv_layer);
-            layer.query_heads = 2 * one.kv_heads;
+            layer.query_heads = one.group * one.kv_heads;
             layer.kv_heads = one.kv_heads;
             layer.key_dim = one.dim;
             layer.key_format = one.key_format;
             layer.value_format = one.value_format;
             layer.window = one.window;
-            layer.window_sinks = one.window != 0 ? 3 : 0;
+            layer.window_sinks = one.window != 0 ? window_sinks : 0;
             model_layers.push_back(layer);
         }
         kv_model model = KV_INIT(kv_model);

@@ -1,5 +1,6 @@
 // Tiles among all else that a pool does: attention over them, windows, fences, full pools, and any
 // order of operations.
+#include "attention/kernels.hpp"
 #include "paged_fixture.hpp"
 #include "tiles_fixture.hpp"
 
@@ -7,7 +8,7 @@ using namespace tiles_test;
 
 namespace {
 
-/// Attention in double over what the pool says is stored, against kv_attend.
+/// Attention in double over what the pool says is stored, against kv_attend. Slots are positions.
 double attention_error(const world& w, kv_seq seq, uint32_t layer, uint32_t rows) {
     kv_step* open = nullptr;
     ok(kv_step_begin(w.pool, &open));
@@ -16,7 +17,7 @@ double attention_error(const world& w, kv_seq seq, uint32_t layer, uint32_t rows
     ok(kv_step_reserve(open, nullptr));
     w.write(open, 1, info.first_position, rows);
     const shape& shaped = w.shapes[layer];
-    const uint32_t heads = 2 * shaped.kv_heads, dim = shaped.dim;
+    const uint32_t group = shaped.group, heads = group * shaped.kv_heads, dim = shaped.dim;
     std::vector<float> q(rows * heads * dim), out(q.size());
     std::mt19937 draw(5);
     std::normal_distribution<float> noise;
@@ -35,8 +36,14 @@ double attention_error(const world& w, kv_seq seq, uint32_t layer, uint32_t rows
         for (uint32_t head = 0; head < heads; ++head) {
             std::vector<double> logits;
             double largest = -1e300, sum = 0.0;
-            for (uint32_t slot = 0; slot + (rows - 1 - r) < slots; ++slot) {
-                const auto key = w.stored(seq, layer, false, head / 2, slot);
+            const uint32_t position = slots - rows + r;
+            for (uint32_t slot = 0; slot <= position; ++slot) {
+                if (shaped.window != 0 && slot >= window_sinks &&
+                    slot + shaped.window <= position) {
+                    logits.push_back(-INFINITY);
+                    continue;
+                }
+                const auto key = w.stored(seq, layer, false, head / group, slot);
                 double logit = 0.0;
                 for (uint32_t i = 0; i < dim; ++i) {
                     logit += double{q[(r * heads + head) * dim + i]} * double{key[i]};
@@ -48,7 +55,7 @@ double attention_error(const world& w, kv_seq seq, uint32_t layer, uint32_t rows
             for (uint32_t slot = 0; slot < logits.size(); ++slot) {
                 const double weight = std::exp(logits[slot] - largest);
                 sum += weight;
-                const auto value = w.stored(seq, layer, true, head / 2, slot);
+                const auto value = w.stored(seq, layer, true, head / group, slot);
                 for (uint32_t i = 0; i < dim; ++i) result[i] += weight * double{value[i]};
             }
             for (const double x : result) expected.push_back(x / sum);
@@ -84,6 +91,29 @@ TEST_CASE("attention over tiles and raw rows together is the definition over wha
         compress(w, seq, KV_SCORER_KEY_NORM, 90, report);
         for (uint32_t layer = 0; layer < shapes.size(); ++layer) {
             CHECK(attention_error(w, seq, layer, 1) < 2e-5);
+        }
+    }
+}
+
+TEST_CASE("attention over tiles of 2 and 4 bits: every width of vectors, part of a tile") {
+    for (const uint32_t dim : {64u, 72u, 80u, 96u, 128u, 160u, 256u}) {
+        CAPTURE(dim);
+        std::vector<shape> shapes;
+        for (const uint32_t group : {1u, 3u, 4u}) {
+            for (const uint32_t window : {0u, 110u}) {
+                shapes.push_back({KV_FORMAT_KIVI2, KV_FORMAT_KIVI2, 1, dim, window, group});
+                shapes.push_back({KV_FORMAT_KVARN2, KV_FORMAT_KVARN2, 1, dim, window, group});
+                shapes.push_back({KV_FORMAT_KIVI4, KV_FORMAT_KVARN4, 1, dim, window, group});
+            }
+        }
+        const world w(shapes, {});
+        const kv_seq seq = w.create();
+        ok(w.step(seq, 1, 150, 150));
+        for (uint32_t layer = 0; layer < shapes.size(); ++layer) {
+            CAPTURE(layer);
+            CHECK(attention_error(w, seq, layer, 1) < 1e-5);
+            const lane_geometry& lane = w.pool->store.model.lanes[layer];
+            CHECK(decode_reads(lane.sealed_layout) == (dim % 16 == 0 || layer % 3 == 2));
         }
     }
 }

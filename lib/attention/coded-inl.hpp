@@ -1,0 +1,304 @@
+// Decode attention over codes, however they are multiplied: as floats (records-inl.hpp,
+// tiles-inl.hpp), with 8-bit dot products (codes-inl.hpp) or by AMX (amx_codes-inl.hpp), chosen by
+// the processor and the codes. Include it per target.
+
+// Per-target include guard.
+#if defined(KVRT_ATTENTION_CODED_INL_HPP) == defined(HWY_TARGET_TOGGLE)
+#ifdef KVRT_ATTENTION_CODED_INL_HPP
+#undef KVRT_ATTENTION_CODED_INL_HPP
+#else
+#define KVRT_ATTENTION_CODED_INL_HPP
+#endif
+
+#include <hwy/highway.h>
+
+#include <algorithm>
+#include <type_traits>
+
+#include "attention/amx_codes-inl.hpp"
+#include "attention/codes-inl.hpp"
+#include "attention/means-inl.hpp"
+#include "attention/records-inl.hpp"
+#include "attention/tiles-inl.hpp"
+#include "base/amx.hpp"
+
+HWY_BEFORE_NAMESPACE();
+namespace kvrt {
+namespace HWY_NAMESPACE {
+namespace {
+
+constexpr uint32_t run_groups = run_slots / slot_group;
+
+// Where the tiles of a run lie, and the ones to prefetch meanwhile.
+struct run_tiles {
+    const std::byte* keys[run_groups];
+    const std::byte* values[run_groups];
+    const std::byte* next_keys[run_groups];
+    const std::byte* next_values[run_groups];
+    uint32_t groups;
+};
+
+// ---- Which codes, which way ---------------------------------------------------------------------
+
+template <code_kind... kinds>
+struct kind_list {
+    static constexpr bool has(code_kind kind) { return ((kind == kinds) || ...); }
+
+    /// Calls body(kind) with a kind of the list as a constant.
+    template <class callable>
+    static void call(code_kind kind, const callable& body) {
+        ((kind == kinds ? body(std::integral_constant<code_kind, kinds>()) : void()), ...);
+    }
+};
+
+/// What records of keys and of values have, and tiles.
+using key_kinds = kind_list<code_kind::signed_bytes, code_kind::nibbles, code_kind::e2m1_nibbles,
+                            code_kind::e4m3_bytes, code_kind::e5m2_bytes, code_kind::normal_nibbles,
+                            code_kind::normal_three_bits>;
+using value_kinds = kind_list<code_kind::signed_bytes, code_kind::nibbles, code_kind::e2m1_nibbles,
+                              code_kind::e4m3_bytes, code_kind::e5m2_bytes, code_kind::two_bits,
+                              code_kind::three_bits>;
+using tile_kinds = kind_list<code_kind::nibbles, code_kind::two_bits>;
+
+#if HWY_TARGET == HWY_AVX3
+
+/// The codes that codes-inl.hpp multiplies.
+constexpr bool is_multiplied(code_kind kind) {
+    return kind == code_kind::signed_bytes || kind == code_kind::nibbles ||
+           kind == code_kind::e2m1_nibbles;
+}
+
+/// Whether the operand's codes are whole numbers, and multiplied as such.
+bool multiplies_codes(const tile_layout& layout, const operand_layout& operand) {
+    static const bool has_dot_products = __builtin_cpu_supports("avx512vnni") != 0;
+    return has_dot_products && layout.arithmetic >= code_arithmetic::dot_products &&
+           is_multiplied(operand.format->reading.codes);
+}
+
+/// Whether they are multiplied by AMX.
+bool multiplies_tiles(const tile_layout& layout, const operand_layout& operand) {
+    if (operand.plain() || layout.arithmetic < code_arithmetic::matrices) return false;
+    if (!operand.tiled() && is_fp8(operand.format->reading.codes)) return false;
+    return amx_takes(operand) && amx_usable();
+}
+
+/// Tile registers set up for a piece, where an operand is multiplied by AMX.
+class piece_shapes {
+  public:
+    explicit piece_shapes(const tile_layout& layout) {
+        const bool keys = multiplies_tiles(layout, layout.keys);
+        used_ = keys || multiplies_tiles(layout, layout.values);
+        if (!used_) return;
+        const bool records = keys && !layout.keys.tiled();
+        amx_set_shapes(records ? amx_query_shape(coded_operand(layout.keys, 0), 0).key_bytes
+                               : amx_row_bytes);
+    }
+    ~piece_shapes() {
+        if (used_) amx_release();
+    }
+    piece_shapes(const piece_shapes&) = delete;
+    piece_shapes& operator=(const piece_shapes&) = delete;
+
+    /// Called between products.
+    void stay_ready() const {
+        if (used_) keep_amx_awake();
+    }
+
+  private:
+    bool used_;
+};
+
+#else
+
+struct piece_shapes {
+    explicit piece_shapes(const tile_layout&) {}
+    void stay_ready() const {}
+};
+
+#endif
+
+// ---- Kernels ------------------------------------------------------------------------------------
+
+#if HWY_TARGET != HWY_SCALAR
+
+void score_coded(const run_tiles& tiles, const tile_layout& layout, uint32_t head, uint32_t heads,
+                 const std::byte* queries, uint32_t query_bytes, float* scores) {
+    const coded_operand keys(layout.keys, head);
+    for (uint32_t done = 0; done < heads; done += 4) {
+        key_kinds::call(keys.reading.codes, [&](auto kind_constant) {
+            constexpr code_kind kind = decltype(kind_constant)::value;
+            with_heads(std::min(4u, heads - done), [&](auto count) {
+                constexpr uint32_t some = decltype(count)::value;
+                const auto run = [&](auto* kernel) {
+                    kernel(tiles.keys, tiles.next_keys, tiles.groups, keys,
+                           queries + done * query_bytes, query_bytes, scores + done * run_slots);
+                };
+#if HWY_TARGET == HWY_AVX3
+                if constexpr (!is_fp8(kind)) {
+                    if (multiplies_tiles(layout, layout.keys)) {
+                        return run(&score_amx_codes<kind, some>);
+                    }
+                }
+#endif
+                if constexpr (is_fp8(kind)) {
+                    run(&score_fp8<kind, some>);
+                } else {
+#if HWY_TARGET == HWY_AVX3
+                    if constexpr (is_multiplied(kind)) {
+                        if (multiplies_codes(layout, layout.keys)) {
+                            return run(&score_codes<kind, some>);
+                        }
+                    }
+#endif
+                    run(&score_records<kind, some>);
+                }
+            });
+        });
+    }
+}
+
+void add_coded_values(const run_tiles& tiles, const tile_layout& layout, uint32_t head,
+                      uint32_t heads, const float* weights, uint32_t first, uint32_t end,
+                      float* out) {
+    const coded_operand values(layout.values, head);
+    for (uint32_t done = 0; done < heads; done += 4) {
+        value_kinds::call(values.reading.codes, [&](auto kind_constant) {
+            constexpr code_kind kind = decltype(kind_constant)::value;
+            with_heads(std::min(4u, heads - done), [&](auto count) {
+                constexpr uint32_t some = decltype(count)::value;
+                const auto run = [&](auto* kernel) {
+                    kernel(tiles.values, tiles.next_values, values, weights + done * run_slots,
+                           first, end, out + done * values.dim);
+                };
+#if HWY_TARGET == HWY_AVX3
+                if constexpr (!is_fp8(kind)) {
+                    if (multiplies_tiles(layout, layout.values)) {
+                        return run(&add_amx_record_values<kind, some>);
+                    }
+                }
+                if constexpr (is_multiplied(kind)) {
+                    if (multiplies_codes(layout, layout.values)) {
+                        // Groups of 16 nibbles are halves of a chunk.
+                        if constexpr (kind == code_kind::e2m1_nibbles) {
+                            if (values.group == 16) return run(&add_code_values<kind, some, 2>);
+                        }
+                        return run(&add_code_values<kind, some, 1>);
+                    }
+                }
+#endif
+                run(&add_record_values<kind, some>);
+            });
+        });
+    }
+}
+
+void score_sealed(const run_tiles& tiles, const tile_layout& layout, const sealed_tile& from,
+                  uint32_t place, uint32_t heads, const float* queries, float* scores) {
+    for (uint32_t done = 0; done < heads; done += 4) {
+        tile_kinds::call(from.operand.format->tile.reading.codes, [&](auto kind) {
+            with_heads(std::min(4u, heads - done), [&](auto count) {
+                const auto run = [&](auto products) {
+                    score_tile<decltype(products), decltype(kind)::value, decltype(count)::value>(
+                        from, place, tiles.keys, tiles.next_keys, tiles.groups,
+                        queries + done * from.operand.dim, scores + done * run_slots);
+                };
+#if HWY_TARGET == HWY_AVX3
+                if (multiplies_tiles(layout, from.operand)) return run(amx_products());
+#endif
+                run(float_products());
+            });
+        });
+    }
+}
+
+void add_sealed_values(const run_tiles& tiles, const tile_layout& layout, const sealed_tile& from,
+                       uint32_t place, uint32_t heads, const float* weights, uint32_t first,
+                       uint32_t end, float* out) {
+    for (uint32_t done = 0; done < heads; done += 4) {
+        tile_kinds::call(from.operand.format->tile.reading.codes, [&](auto kind) {
+            with_heads(std::min(4u, heads - done), [&](auto count) {
+                const auto run = [&](auto products) {
+                    add_tile_values<decltype(products), decltype(kind)::value,
+                                    decltype(count)::value>(
+                        from, place, tiles.values, tiles.next_values, weights + done * run_slots,
+                        first, end, out + done * from.operand.dim);
+                };
+#if HWY_TARGET == HWY_AVX3
+                if (multiplies_tiles(layout, from.operand)) return run(amx_products());
+#endif
+                run(float_products());
+            });
+        });
+    }
+}
+
+void encode_query_heads(const tile_layout& layout, uint32_t query_heads, const float* queries,
+                        std::byte* out) {
+    const coded_operand keys(layout.keys, 0);
+    const uint32_t bytes = coded_query_bytes(layout);
+    const uint32_t group = query_heads / layout.kv_heads;
+    alignas(64) float levelled[widest_row];
+    for (uint32_t head = 0; head < query_heads; ++head) {
+        const float* query = queries + uint64_t{head} * keys.dim;
+        std::byte* target = out + uint64_t{head} * bytes;
+        if (layout.keys.format->needs_channels) {
+            level_query(query, layout.keys, head / group, target + mean_query_offset(layout),
+                        levelled);
+            query = levelled;
+        }
+#if HWY_TARGET == HWY_AVX3
+        if (multiplies_tiles(layout, layout.keys)) {
+            encode_amx_query(query, keys, bytes, target);
+            continue;
+        }
+        if (multiplies_codes(layout, layout.keys)) {
+            encode_query(query, keys, target);
+            continue;
+        }
+#endif
+        prepare_query(query, keys, target);
+    }
+}
+
+bool reads_codes() { return true; }
+
+#else
+
+void score_coded(const run_tiles&, const tile_layout&, uint32_t, uint32_t, const std::byte*,
+                 uint32_t, float*) {}
+void add_coded_values(const run_tiles&, const tile_layout&, uint32_t, uint32_t, const float*,
+                      uint32_t, uint32_t, float*) {}
+void encode_query_heads(const tile_layout&, uint32_t, const float*, std::byte*) {}
+struct sealed_tile {
+    const operand_layout& operand;
+    const std::byte* tile;
+};
+void score_sealed(const run_tiles&, const tile_layout&, const sealed_tile&, uint32_t, uint32_t,
+                  const float*, float*) {}
+void add_sealed_values(const run_tiles&, const tile_layout&, const sealed_tile&, uint32_t, uint32_t,
+                       const float*, uint32_t, uint32_t, float*) {}
+
+// Vectors of one lane have no pieces: records are left to the blocked kernel.
+bool reads_codes() { return false; }
+
+#endif
+
+bool reads(const operand_layout& operand) {
+    if (operand.plain()) return true;
+    // A run lies in one tile.
+    if (operand.tiled() && operand.tile_tokens % run_slots != 0) return false;
+    const code_kind kind =
+        operand.tiled() ? operand.format->tile.reading.codes : operand.format->reading.codes;
+    return reads_codes() && kind != code_kind::none && operand.dim % whole_channels(kind) == 0;
+}
+
+bool reads_layout(const tile_layout& layout) {
+    return layout.order == tile_order::native && reads(layout.keys) && reads(layout.values);
+}
+
+}  // namespace
+}  // namespace HWY_NAMESPACE
+}  // namespace kvrt
+HWY_AFTER_NAMESPACE();
+
+#endif  // per-target include guard
