@@ -15,7 +15,7 @@ text=$(scripts/fetch_text.sh)
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
 
-"$build/bin/evaluate" --model "$model" --text "$text" --tasks --report "$work/formats.json" \
+"$build/bin/evaluate" --model "$model" --text "$text" --tasks --contexts 4 --report "$work/formats.json" \
     --plot "$work/formats.svg" "$@" >"$work/table.md"
 python3 scripts/formats_table.py docs/formats.md "$work/table.md" "$work/formats.json"
 cp "$work/formats.json" build/formats.json
