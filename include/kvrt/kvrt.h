@@ -156,8 +156,11 @@ typedef struct kv_hooks {
 /* ---- 4. The model ------------------------------------------------------------------------- */
 
 /* How keys and values are stored; kv_capabilities says which of these a library has. A row that
- * holds NaN or infinity becomes NaN: as a whole, or in the groups that hold them. Static fp8 keeps
- * NaN where it is, and saturates infinity; f16, bf16 and f32 keep both. */
+ * holds NaN or infinity becomes NaN: as a whole, or in the groups that hold them, which for keys of
+ * KIVI are a channel of 32 tokens. Static fp8 keeps NaN where it is, and saturates infinity; f16,
+ * bf16 and f32 keep both. KIVI and KVarN hold rows as f16 until their block is full, KVarN (and
+ * KIVI with KV_STORAGE_ROTATE) rotated: what is infinite there is so for good. Rotated numbers can
+ * be sqrt(dim) times as large as the largest of their row. */
 enum {
     KV_FORMAT_DEFAULT = 0, /* f16 */
     KV_FORMAT_F32 = 1,
@@ -470,7 +473,7 @@ typedef struct kv_reserve_report {
     const void *next;
     uint64_t need_blocks;
     uint64_t need_bytes;
-    uint64_t free_bytes_now;         /* could be handed out at once */
+    uint64_t free_bytes_now;         /* in blocks of all sizes; one size may have none */
     uint64_t free_bytes_after_fence; /* with what is parked behind open steps and fences */
     uint32_t items_that_fit;         /* the first so many items would have fitted */
     uint32_t item_status_capacity;
@@ -520,8 +523,8 @@ typedef struct kv_step_report {
 KV_API KV_MUST_CHECK kv_status kv_step_end(kv_step *step, kv_step_report *report);
 
 /* Undoes the step: every sequence is as before kv_step_begin, and so is every counter but
- * steps_cancelled and peak_live_blocks. The handle is gone afterwards. NULL is ignored.
- * Threads: external. */
+ * steps_cancelled, peak_live_blocks and those of saturated elements. The handle is gone afterwards.
+ * NULL is ignored. Threads: external. */
 KV_API KV_MUST_CHECK kv_status kv_step_cancel(kv_step *step);
 
 /* ---- 8. Export of tables ------------------------------------------------------------------ */
@@ -834,10 +837,11 @@ KV_API KV_MUST_CHECK kv_status kv_pool_get_stats(kv_pool *pool, kv_pool_stats *o
 KV_API KV_MUST_CHECK kv_status kv_pool_get_class_stats(kv_pool *pool, uint32_t class_index,
                                                        kv_class_stats *out_stats);
 
-/* Of one layer: how many elements written since creation were beyond the largest number of their
- * format and scale, by KV head. They were stored as that number. Static fp8 is where it happens: a
- * layer whose counts grow needs other scales, or a format that scales each token. NVFP4 and MXFP4
- * round what is up to 8 times a group's scale to 6 times it, and count only what is beyond 8. */
+/* Of one layer: how many elements written since creation, in steps that were cancelled too, were
+ * beyond the largest number of their format and scale, by KV head. They were stored as that number.
+ * Static fp8 is where it happens: a layer whose counts grow needs other scales, or a format that
+ * scales each token. NVFP4 and MXFP4 round what is up to 8 times a group's scale to 6 times it, and
+ * count only what is beyond 8. */
 typedef struct kv_layer_stats {
     uint32_t struct_size, flags;
     const void *next;

@@ -400,10 +400,10 @@ static uint32_t mean_query_bytes(const operand_layout& keys) {
 uint32_t coded_query_bytes(const tile_layout& layout) {
     const operand_layout& keys = layout.keys;
     if (keys.plain() || keys.tiled()) return 0;
-    // Three rows of digits of a byte per channel, and two numbers of each group in their tails
-    // (amx-inl.hpp), are more than floats and a sum per group (records-inl.hpp), or the same
-    // digits, two floats and three sums per group (codes-inl.hpp).
-    return 3 * (round_up(keys.dim, 64u) + 128 + mean_query_bytes(keys));
+    // Four rows of digits of a byte per channel with a number of each group in their tails
+    // (amx-inl.hpp) are more than floats and a sum per group (records-inl.hpp), or three digits,
+    // two floats and three sums per group (codes-inl.hpp).
+    return 4 * (round_up(keys.dim, 64u) + 64 + mean_query_bytes(keys));
 }
 
 uint32_t mean_query_offset(const tile_layout& layout) {

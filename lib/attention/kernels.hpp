@@ -46,7 +46,7 @@ void load_queries(const attend_call& call, uint32_t row, uint32_t first_head, ui
 /// Whether attend_decode reads both operands of a layout, on this processor.
 bool decode_reads(const tile_layout& layout);
 
-/// Bytes of a query head that encode_queries writes, three rows of a multiple of 64; 0: nothing is
+/// Bytes of a query head that encode_queries writes, four rows of a multiple of 64; 0: nothing is
 /// written.
 uint32_t coded_query_bytes(const tile_layout& layout);
 

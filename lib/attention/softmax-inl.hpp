@@ -115,10 +115,16 @@ HWY_INLINE void soften(const attend_layer& layer, uint32_t head, const float* po
         peak = hn::Max(peak, logit);
         hn::StoreU(logit, d, scores + slot);
     }
-    const float here = hn::GetLane(hn::MaxOfLanes(d, peak));
-    if (here == -infinity) {  // every logit is: nothing to be relative to, and nothing to weigh
-        std::fill(scores + first, scores + end, 0.0f);
-        return;
+    float here = hn::GetLane(hn::MaxOfLanes(d, peak));
+    if (here == -infinity) {
+        // A maximum may pass NaN over. Else every logit is: nothing to be relative to or to weigh.
+        const bool is_number = std::none_of(scores + first, scores + end,
+                                            [](float logit) { return std::isnan(logit); });
+        if (is_number) {
+            std::fill(scores + first, scores + end, 0.0f);
+            return;
+        }
+        here = std::numeric_limits<float>::quiet_NaN();
     }
     if (!(here <= running.largest)) {
         const float factor = running.largest == -infinity ? 0.0f : std::exp(running.largest - here);

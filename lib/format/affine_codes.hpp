@@ -25,6 +25,8 @@ uint32_t encode_affine_groups(const float* row, uint32_t dim, uint32_t group, st
             const float inverse = reciprocal_of(step);
             store_f16(meta, step);
             store_f16(meta + 2, least);
+            // Without a step there are no codes that say it.
+            if (step == 0.0f && least != reach.least) saturated += count;
             for (uint32_t i = 0; i < count; ++i) {
                 const float code = (row[at + i] - least) * inverse + 0.5f;
                 saturated += code < 0.0f || code >= last_code + 2.0f ? 1 : 0;

@@ -59,8 +59,9 @@ status count_item(const cache& store, const step_item& item, uint64_t* needed) {
     }
     if (!store.blocks.could_ever_allocate(whole)) {
         return fail(KV_TOO_LARGE,
-                    "seq {:#x} with {} more tokens is larger than the pool's {} bytes", item.handle,
-                    item.rows, store.blocks.slab_count() * slab_bytes);
+                    "seq {:#x} with {} more tokens is larger than the pool's {} bytes, of which "
+                    "blocks of each size take {} at a time: see kv_plan",
+                    item.handle, item.rows, store.blocks.slab_count() * slab_bytes, slab_bytes);
     }
     return KV_OK;
 }
@@ -166,7 +167,8 @@ status step_reserve(step& target, kv_reserve_report& report) {
     if (verdict == KV_AGAIN) {
         return fail(KV_AGAIN,
                     "the step needs {} blocks ({} bytes), {} bytes are free now and {} after the "
-                    "fences: release, compress or remove sequences",
+                    "fences, but not all in blocks of the sizes it needs: release, compress or "
+                    "remove sequences",
                     report.need_blocks, report.need_bytes, report.free_bytes_now,
                     report.free_bytes_after_fence);
     }

@@ -333,6 +333,8 @@ TEST_CASE("a number that no metadata reach is counted, and the nearest is kept")
             const float got = decode_here(format, made.record, dim, scale)[place];
             CHECK(std::isfinite(got));
             CHECK(std::signbit(got) == std::signbit(outlier));
+            CHECK(encode(format, std::vector<float>(dim, outlier), scale).saturated ==
+                  (reaches ? 0 : dim));
             if (reaches) CHECK(std::abs(got) > 0.7e30f);
         }
     });
