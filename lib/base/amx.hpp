@@ -1,3 +1,4 @@
+// The matrix unit of Intel processors: whether this process may use it.
 #pragma once
 
 namespace kvrt {

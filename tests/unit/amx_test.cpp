@@ -1,3 +1,4 @@
+// Who may decline AMX, and how; what its kernels give is in format_attention_test.cpp.
 #include "base/amx.hpp"
 
 #include <doctest/doctest.h>
