@@ -1,13 +1,11 @@
 // The tile registers of Intel AMX, as attention uses them, and splitting a factor for them. All
 // products have the same shape:
 //
-//   sums [16 rows][16 columns] += left [16][k] times right [k][16]
+//   sums [12 rows][16 columns] += left [12][k] times right [k][16]
 //
-// A row of `left` is one of four digits of one of four query heads, of its query over channels; or
-// one of three, of its weights over slots, which leaves four rows unused. A fourth digit costs
-// nothing here, and holds queries with a channel much larger than the others to what floats give.
-// `right` is what the cache holds, 16 slots or 16 channels wide, with k packed into words of 4
-// bytes: [k / 4][16][4].
+// A row of `left` is one of three parts of one of four query heads: of its queries over channels,
+// or of its weights over slots. `right` is what the cache holds, 16 slots or 16 channels wide, with
+// k packed into words of 4 bytes: [k / 4][16][4].
 //
 // The kernels are in amx_codes-inl.hpp. Include it per target.
 
@@ -36,10 +34,8 @@ HWY_PUSH_ATTRIBUTES(HWY_TARGET_STR KVRT_AMX_ATTRIBUTES)
 namespace kvrt {
 namespace HWY_NAMESPACE {
 
-inline constexpr uint32_t amx_heads = 4, amx_rows = 16;
-inline constexpr uint32_t query_digits = 4, weight_digits = 3;
-// Largest whole numbers whose digits are signed bytes, with room for rounding.
-inline constexpr float largest_query_number = 127.0f * 16777216.0f;
+inline constexpr uint32_t amx_parts = 3, amx_heads = 4;
+inline constexpr uint32_t amx_rows = amx_parts * amx_heads;
 inline constexpr uint32_t amx_row_bytes = 64;
 inline constexpr uint32_t run_tiles_of_16 = run_slots / slot_group;
 
@@ -101,16 +97,16 @@ HWY_NOINLINE inline void amx_set_shapes(uint32_t key_bytes) {
 }
 HWY_NOINLINE inline void amx_release() { asm volatile("tilerelease"); }
 
-/// How the query heads of a KV head lie: for each head and digit a row of [groups][padded] bytes,
+/// How the query heads of a KV head lie: for each head and part a row of [groups][padded] numbers,
 /// zeros where a group is shorter, and a tail with a number of each group.
 struct amx_query_shape {
     uint32_t key_bytes;  ///< of a row that one product takes
     uint32_t padded;     ///< bytes of a group in a row, a multiple
     uint32_t codes;      ///< bytes of a row without its tail
-    uint32_t stride;     ///< of rows, a quarter of a query head
+    uint32_t stride;     ///< of rows, a third of a query head
 
     amx_query_shape(const coded_operand& keys, uint32_t query_bytes)
-        : stride(query_bytes / query_digits) {
+        : stride(query_bytes / amx_parts) {
         const bool short_groups = keys.groups > 1 && keys.group < amx_row_bytes;
         key_bytes = short_groups ? keys.group : amx_row_bytes;
         padded = round_up(keys.group, key_bytes);
@@ -118,20 +114,18 @@ struct amx_query_shape {
     }
     /// What a query head takes at most.
     static constexpr uint32_t bytes_of(uint32_t dim) {
-        return query_digits * (round_up(dim, amx_row_bytes) + amx_row_bytes);
+        return amx_parts * (round_up(dim, amx_row_bytes) + 2 * amx_row_bytes);
     }
 
-    float* tail(std::byte* head, uint32_t digit) const {
-        return reinterpret_cast<float*>(head + tail_at(digit));
+    float* tail(std::byte* head, uint32_t part) const {
+        return reinterpret_cast<float*>(head + tail_at(part));
     }
-    const float* tail(const std::byte* head, uint32_t digit) const {
-        return reinterpret_cast<const float*>(head + tail_at(digit));
+    const float* tail(const std::byte* head, uint32_t part) const {
+        return reinterpret_cast<const float*>(head + tail_at(part));
     }
 
   private:
-    uint32_t tail_at(uint32_t digit) const {
-        return digit * stride + round_up(codes, amx_row_bytes);
-    }
+    uint32_t tail_at(uint32_t part) const { return part * stride + round_up(codes, amx_row_bytes); }
 };
 
 /// Numbers that the tails of a query head's rows keep of its groups.
@@ -151,7 +145,7 @@ HWY_INLINE __mmask16 first_lanes(uint32_t count) {
     return static_cast<__mmask16>(count >= 16 ? 0xffffu : (1u << count) - 1);
 }
 
-/// What the largest of some magnitudes makes of them: whole numbers up to largest_query_number.
+/// What the largest of some magnitudes makes of them: whole numbers up to largest_number.
 struct number_scale {
     float factor = 0.0f;  ///< 0 also where there is no usable one
     float unit = 0.0f;    ///< of the whole numbers; NaN where a magnitude is not finite
@@ -159,9 +153,9 @@ struct number_scale {
     explicit number_scale(float largest) {
         if (!(largest <= std::numeric_limits<float>::max())) {
             unit = NAN;
-        } else if (largest > 0.0f && std::isfinite(largest_query_number / largest)) {
-            factor = largest_query_number / largest;
-            unit = largest / largest_query_number;
+        } else if (largest > 0.0f && std::isfinite(largest_number / largest)) {
+            factor = largest_number / largest;
+            unit = largest / largest_number;
         }
     }
 };
@@ -176,22 +170,20 @@ HWY_INLINE float magnitude_of(__m512i largest) {
     return std::bit_cast<float>(_mm512_reduce_max_epi32(largest));
 }
 
-/// Whole numbers of 64 slots or channels -> a byte of each for each of its digits, the lowest
-/// first. Bytes come out as packing leaves them: 4 after 4 others, those at 4 (4 m + l) becoming
+/// Whole numbers of 64 slots or channels -> a byte of each for its lowest, middle and highest
+/// digit. Bytes come out as packing leaves them: 4 after 4 others, those at 4 (4 m + l) becoming
 /// the (4 l + m)-th.
-template <uint32_t count>
-HWY_INLINE void pack_digits(const __m512i (&numbers)[4], __m512i (&digits)[count]) {
+HWY_INLINE void pack_digits(const __m512i (&numbers)[4], __m512i (&digits)[amx_parts]) {
     const __m512i low_byte = _mm512_set1_epi32(0xff);
-    each_of<count>([&](auto place) __attribute__((always_inline)) {
+    each_of<amx_parts>([&](auto part) __attribute__((always_inline)) {
         const auto digit = [&](uint32_t v) __attribute__((always_inline)) {
             // With 128 added to each digit none borrows from the next: they are the bytes.
-            const __m512i bytes =
-                _mm512_add_epi32(numbers[v], _mm512_set1_epi32(static_cast<int>(0x80808080u)));
-            return _mm512_and_si512(_mm512_srli_epi32(bytes, 8 * place), low_byte);
+            const __m512i bytes = _mm512_add_epi32(numbers[v], _mm512_set1_epi32(0x00808080));
+            return _mm512_and_si512(_mm512_srli_epi32(bytes, 8 * part), low_byte);
         };
         const __m512i packed = _mm512_packus_epi16(_mm512_packus_epi32(digit(0), digit(1)),
                                                    _mm512_packus_epi32(digit(2), digit(3)));
-        digits[place] = _mm512_xor_si512(packed, _mm512_set1_epi8(static_cast<char>(0x80)));
+        digits[part] = _mm512_xor_si512(packed, _mm512_set1_epi8(static_cast<char>(0x80)));
     });
 }
 
@@ -208,29 +200,25 @@ HWY_INLINE void split_query_group(const float* query, uint32_t count, const amx_
     const __m512 factor = _mm512_set1_ps(scale.factor);
     const __m512i in_order =
         _mm512_setr_epi32(0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15);
-    __m512d total = _mm512_setzero_pd();
+    __m512i total = _mm512_setzero_si512();  // below 2^31: 256 channels of 23 bits
     std::byte* target = head + g * shape.padded;
     for (uint32_t at = 0; at < shape.padded; at += amx_row_bytes) {
-        __m512i numbers[4], digits[query_digits];
+        __m512i numbers[4], digits[amx_parts];
         each_of<4>([&](auto v) __attribute__((always_inline)) {
             numbers[v] = _mm512_cvtps_epi32(_mm512_mul_ps(load(at + 16 * v), factor));
-            const auto add = [&](__m256i half) __attribute__((always_inline)) {
-                total = _mm512_add_pd(total, _mm512_cvtepi32_pd(half));
-            };
-            add(_mm512_castsi512_si256(numbers[v]));
-            add(_mm512_extracti64x4_epi64(numbers[v], 1));
+            total = _mm512_add_epi32(total, numbers[v]);
         });
         pack_digits(numbers, digits);
         const __mmask64 inside = shape.padded - at >= amx_row_bytes
                                      ? ~__mmask64{0}
                                      : (__mmask64{1} << (shape.padded - at)) - 1;
-        for (uint32_t digit = 0; digit < query_digits; ++digit) {
-            _mm512_mask_storeu_epi8(target + digit * shape.stride + at, inside,
-                                    _mm512_permutexvar_epi32(in_order, digits[digit]));
+        for (uint32_t part = 0; part < amx_parts; ++part) {
+            _mm512_mask_storeu_epi8(target + part * shape.stride + at, inside,
+                                    _mm512_permutexvar_epi32(in_order, digits[part]));
         }
     }
     shape.tail(head, 0)[g] = scale.unit;
-    shape.tail(head, 1)[g] = static_cast<float>(_mm512_reduce_add_pd(total) * double{scale.unit});
+    shape.tail(head, 1)[g] = static_cast<float>(_mm512_reduce_add_epi32(total)) * scale.unit;
 }
 
 /// A query head as the kernels take it.

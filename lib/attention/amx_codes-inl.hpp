@@ -1,7 +1,6 @@
 // Decode attention over whole-numbered codes (format.hpp, code_reading), multiplied by AMX. The
-// arithmetic is that of codes-inl.hpp: weights become whole numbers of 24 bits, in three digits of
-// a signed byte, queries of 32 in four; sums of products with codes, their zeros taken off, are
-// exact.
+// arithmetic is that of codes-inl.hpp: queries and weights become whole numbers of 24 bits, in
+// three digits of a signed byte; sums of products with codes, their zeros taken off, are exact.
 //
 // Keys lie as AMX wants them once codes are bytes: a word is 4 channels of a slot, 16 slots side by
 // side. Of values the rows of 4 slots are interleaved byte by byte. Include it per target.
@@ -175,17 +174,13 @@ HWY_NOINLINE void score_amx_codes(const std::byte* const* tiles, const std::byte
             const __m512 scale = _mm512_set1_ps(query.scale[g]);
             const __m512 sum_of_query = _mm512_set1_ps(query.sum[g]);
             for (uint32_t t = 0; t < tile_count; ++t) {
-                const auto digit = [&](uint32_t place) KVRT_INLINE_LAMBDA {
-                    return _mm512_cvtepi32_ps(_mm512_load_si512(sums[t][h * query_digits + place]));
-                };
-                const __m512 base = _mm512_set1_ps(256.0f);
-                __m512 joined = digit(query_digits - 1);
-                each_of<query_digits - 1>([&](auto i) KVRT_INLINE_LAMBDA {
-                    joined = _mm512_fmadd_ps(joined, base, digit(query_digits - 2 - i));
-                });
+                __m512i digit[amx_parts];
+                for (uint32_t part = 0; part < amx_parts; ++part) {
+                    digit[part] = _mm512_load_si512(sums[t][h * amx_parts + part]);
+                }
                 prefetch_lines(next_tiles[t], line, line + lines);
                 float* at = scores + h * run_slots + t * slot_group;
-                const __m512 sum = _mm512_mul_ps(joined, scale);
+                const __m512 sum = _mm512_mul_ps(joined(digit), scale);
                 const __m512 before = g == 0 ? _mm512_setzero_ps() : _mm512_loadu_ps(at);
                 __m512 total = _mm512_fmadd_ps(sum, _mm512_load_ps(run.step[g] + 16 * t), before);
                 if (keys.has_least()) {
@@ -215,7 +210,7 @@ HWY_INLINE void split_weights(const value_groups& groups, const weight_numbers<h
                               amx_weights& out) {
     for (uint32_t h = 0; h < heads; ++h) {
         const __m512 factor = _mm512_set1_ps(numbers.factor[g * heads + h]);
-        __m512i number[run_tiles_of_16], digits[weight_digits];
+        __m512i number[run_tiles_of_16], digits[amx_parts];
         each_of<run_tiles_of_16>([&](auto v) KVRT_INLINE_LAMBDA {
             const bool inside = v >= first / 16 && v < (end + 15) / 16;
             number[v] = inside ? _mm512_cvtps_epi32(
@@ -223,8 +218,8 @@ HWY_INLINE void split_weights(const value_groups& groups, const weight_numbers<h
                                : _mm512_setzero_si512();
         });
         pack_digits(number, digits);
-        for (uint32_t digit = 0; digit < weight_digits; ++digit) {
-            _mm512_store_si512(out.rows[h * weight_digits + digit], digits[digit]);
+        for (uint32_t part = 0; part < amx_parts; ++part) {
+            _mm512_store_si512(out.rows[h * amx_parts + part], digits[part]);
         }
     }
 }
@@ -436,10 +431,9 @@ HWY_NOINLINE void add_amx_values(const value_rows& rows, const value_rows& next_
             const float* offset = numbers.offset + some.group * heads;
             const __mmask16 lanes = first_lanes(some.count);
             each_of<heads>([&](auto h) KVRT_INLINE_LAMBDA {
-                __m512i digit[weight_digits];
-                for (uint32_t place = 0; place < weight_digits; ++place) {
-                    digit[place] =
-                        _mm512_load_si512(run.sums[at / 4 % 2][i][h * weight_digits + place]);
+                __m512i digit[amx_parts];
+                for (uint32_t part = 0; part < amx_parts; ++part) {
+                    digit[part] = _mm512_load_si512(run.sums[at / 4 % 2][i][h * amx_parts + part]);
                 }
                 add_masked(out + h * values.dim + some.first, lanes,
                            _mm512_fmadd_ps(joined(digit), _mm512_set1_ps(unit[h]),

@@ -48,7 +48,8 @@ struct stretch {
     uint32_t first_slot = 0, end_slot = 0;
     uint32_t pieces = 0;
     bool decode = false;
-    uint64_t coded_offset = 0;  ///< of its integer-coded queries, in floats behind the plain ones
+    uint64_t coded_offset = 0;   ///< of its integer-coded queries, in floats behind the plain ones
+    bool float_queries = false;  ///< what encoding them said
 };
 
 /// Of a decode: the row's queries, and behind them the same for the integer codes of each layout.
@@ -202,6 +203,7 @@ void run_unit(const attend_call& call, const wave& in, uint32_t unit) {
     piece.queries = mine.queries;
     if (from.decode) {
         piece.coded_queries = mine.coded_queries(layer, from);
+        piece.float_queries = from.float_queries;
         attend_decode(piece, partial);
     } else {
         attend_blocked(piece, partial);
@@ -259,13 +261,14 @@ void attend(const attend_call& call, executor& threads) {
         fill_wave(call, cursor, current);
         number_units(layer, threads.concurrency(), current);
         threads.for_each(current.count, [&](uint32_t t) {
-            const task& mine = current.tasks[t];
+            task& mine = current.tasks[t];
             if (mine.decode) {
                 load_queries(call, mine.item->first_row, 0, layer.query_heads, mine.queries);
-                for (const stretch* part : {&mine.sealed, &mine.open}) {
+                for (stretch* part : {&mine.sealed, &mine.open}) {
                     if (!part->decode || coded_query_bytes(*part->layout) == 0) continue;
-                    encode_queries(*part->layout, layer.query_heads, mine.queries,
-                                   mine.coded_queries(layer, *part));
+                    part->float_queries =
+                        encode_queries(*part->layout, layer.query_heads, mine.queries,
+                                       mine.coded_queries(layer, *part));
                 }
             }
         });

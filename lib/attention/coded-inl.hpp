@@ -13,6 +13,7 @@
 #include <hwy/highway.h>
 
 #include <algorithm>
+#include <cmath>
 #include <type_traits>
 
 #include "attention/amx_codes-inl.hpp"
@@ -121,8 +122,9 @@ struct piece_shapes {
 
 #if HWY_TARGET != HWY_SCALAR
 
-void score_coded(const run_tiles& tiles, const tile_layout& layout, uint32_t head, uint32_t heads,
-                 const std::byte* queries, uint32_t query_bytes, float* scores) {
+void score_coded(const run_tiles& tiles, const tile_layout& layout, bool float_queries,
+                 uint32_t head, uint32_t heads, const std::byte* queries, uint32_t query_bytes,
+                 float* scores) {
     const coded_operand keys(layout.keys, head);
     for (uint32_t done = 0; done < heads; done += 4) {
         key_kinds::call(keys.reading.codes, [&](auto kind_constant) {
@@ -135,7 +137,7 @@ void score_coded(const run_tiles& tiles, const tile_layout& layout, uint32_t hea
                 };
 #if HWY_TARGET == HWY_AVX3
                 if constexpr (!is_fp8(kind)) {
-                    if (multiplies_tiles(layout, layout.keys)) {
+                    if (!float_queries && multiplies_tiles(layout, layout.keys)) {
                         return run(&score_amx_codes<kind, some>);
                     }
                 }
@@ -145,7 +147,7 @@ void score_coded(const run_tiles& tiles, const tile_layout& layout, uint32_t hea
                 } else {
 #if HWY_TARGET == HWY_AVX3
                     if constexpr (is_multiplied(kind)) {
-                        if (multiplies_codes(layout, layout.keys)) {
+                        if (!float_queries && multiplies_codes(layout, layout.keys)) {
                             return run(&score_codes<kind, some>);
                         }
                     }
@@ -232,43 +234,78 @@ void add_sealed_values(const run_tiles& tiles, const tile_layout& layout, const 
     }
 }
 
-void encode_query_heads(const tile_layout& layout, uint32_t query_heads, const float* queries,
+/// Whether a channel is so far above the others of its group that 24 bits for the largest leave the
+/// others too few: 1e-5 of a score would be lost from about 300 times on.
+bool has_large_channel(const float* query, const coded_operand& keys) {
+    constexpr float large = 64.0f;
+    for (uint32_t g = 0; g < keys.groups; ++g) {
+        const float* group = query + g * keys.group;
+        float largest = 0.0f, sum = 0.0f;
+        for (uint32_t i = 0; i < keys.channels(g); ++i) {
+            const float magnitude = std::abs(group[i]);
+            largest = std::max(largest, magnitude);
+            sum += magnitude;
+        }
+        const float others = (sum - largest) / static_cast<float>(keys.channels(g));
+        if (largest > large * others && others > 0.0f) return true;
+    }
+    return false;
+}
+
+/// What a query head of such keys is multiplied as: without the constants of the model in them.
+const float* level_head(const tile_layout& layout, uint32_t kv_head, const float* query,
+                        std::byte* means, float* levelled) {
+    if (!layout.keys.format->needs_channels) return query;
+    level_query(query, layout.keys, kv_head, means, levelled);
+    return levelled;
+}
+
+bool encode_query_heads(const tile_layout& layout, uint32_t query_heads, const float* queries,
                         std::byte* out) {
     const coded_operand keys(layout.keys, 0);
     const uint32_t bytes = coded_query_bytes(layout);
     const uint32_t group = query_heads / layout.kv_heads;
     alignas(64) float levelled[widest_row];
+    bool as_floats = true;
+#if HWY_TARGET == HWY_AVX3
+    const bool tiles = multiplies_tiles(layout, layout.keys);
+    as_floats = !tiles && !multiplies_codes(layout, layout.keys);
+#endif
+    const auto level = [&](uint32_t head) {
+        std::byte* means = out + uint64_t{head} * bytes + mean_query_offset(layout);
+        return level_head(layout, head / group, queries + uint64_t{head} * keys.dim, means,
+                          levelled);
+    };
+    for (uint32_t head = 0; head < query_heads && !as_floats; ++head) {
+        as_floats = has_large_channel(level(head), keys);
+    }
     for (uint32_t head = 0; head < query_heads; ++head) {
-        const float* query = queries + uint64_t{head} * keys.dim;
+        const float* query = level(head);
         std::byte* target = out + uint64_t{head} * bytes;
-        if (layout.keys.format->needs_channels) {
-            level_query(query, layout.keys, head / group, target + mean_query_offset(layout),
-                        levelled);
-            query = levelled;
+        if (as_floats) {
+            prepare_query(query, keys, target);
+            continue;
         }
 #if HWY_TARGET == HWY_AVX3
-        if (multiplies_tiles(layout, layout.keys)) {
+        if (tiles) {
             encode_amx_query(query, keys, bytes, target);
-            continue;
-        }
-        if (multiplies_codes(layout, layout.keys)) {
+        } else {
             encode_query(query, keys, target);
-            continue;
         }
 #endif
-        prepare_query(query, keys, target);
     }
+    return as_floats;
 }
 
 bool reads_codes() { return true; }
 
 #else
 
-void score_coded(const run_tiles&, const tile_layout&, uint32_t, uint32_t, const std::byte*,
+void score_coded(const run_tiles&, const tile_layout&, bool, uint32_t, uint32_t, const std::byte*,
                  uint32_t, float*) {}
 void add_coded_values(const run_tiles&, const tile_layout&, uint32_t, uint32_t, const float*,
                       uint32_t, uint32_t, float*) {}
-void encode_query_heads(const tile_layout&, uint32_t, const float*, std::byte*) {}
+bool encode_query_heads(const tile_layout&, uint32_t, const float*, std::byte*) { return true; }
 struct sealed_tile {
     const operand_layout& operand;
     const std::byte* tile;

@@ -268,7 +268,8 @@ struct decoder {
                              run % layout.block_tokens, heads, queries + done * key_dim, scores);
             } else {
                 const std::byte* coded = piece.coded_queries + uint64_t{query_head} * query_bytes;
-                score_coded(tiles, layout, head, heads, coded, query_bytes, scores);
+                score_coded(tiles, layout, piece.float_queries, head, heads, coded, query_bytes,
+                            scores);
                 if (has_means) {
                     score_means(layout, slot_positions, end - first, heads, coded, query_bytes,
                                 scores + (first - run));
@@ -400,19 +401,19 @@ static uint32_t mean_query_bytes(const operand_layout& keys) {
 uint32_t coded_query_bytes(const tile_layout& layout) {
     const operand_layout& keys = layout.keys;
     if (keys.plain() || keys.tiled()) return 0;
-    // Four rows of digits of a byte per channel with a number of each group in their tails
-    // (amx-inl.hpp) are more than floats and a sum per group (records-inl.hpp), or three digits,
-    // two floats and three sums per group (codes-inl.hpp).
-    return 4 * (round_up(keys.dim, 64u) + 64 + mean_query_bytes(keys));
+    // Three rows of digits of a byte per channel, and two numbers of each group in their tails
+    // (amx-inl.hpp), are more than floats and a sum per group (records-inl.hpp), or the same
+    // digits, two floats and three sums per group (codes-inl.hpp).
+    return 3 * (round_up(keys.dim, 64u) + 128 + mean_query_bytes(keys));
 }
 
 uint32_t mean_query_offset(const tile_layout& layout) {
     return coded_query_bytes(layout) - mean_query_bytes(layout.keys);
 }
 
-void encode_queries(const tile_layout& layout, uint32_t query_heads, const float* queries,
+bool encode_queries(const tile_layout& layout, uint32_t query_heads, const float* queries,
                     std::byte* out) {
-    HWY_DYNAMIC_DISPATCH(encode_query_heads)(layout, query_heads, queries, out);
+    return HWY_DYNAMIC_DISPATCH(encode_query_heads)(layout, query_heads, queries, out);
 }
 
 void attend_decode(const attend_piece& piece, const partial_softmax& partial) {

@@ -36,6 +36,7 @@ struct attend_piece {
     uint32_t first_row = 0, end_row = 0;       ///< within the item; partials are of these rows
     const float* queries = nullptr;            ///< decode: load_queries of the row, all heads
     const std::byte* coded_queries = nullptr;  ///< decode of records: encode_queries of them
+    bool float_queries = false;                ///< and what that returned
 };
 
 /// Query heads [first_head, first_head + heads) of a row of the tensor, times the layer's scale, as
@@ -46,7 +47,7 @@ void load_queries(const attend_call& call, uint32_t row, uint32_t first_head, ui
 /// Whether attend_decode reads both operands of a layout, on this processor.
 bool decode_reads(const tile_layout& layout);
 
-/// Bytes of a query head that encode_queries writes, four rows of a multiple of 64; 0: nothing is
+/// Bytes of a query head that encode_queries writes, three rows of a multiple of 64; 0: nothing is
 /// written.
 uint32_t coded_query_bytes(const tile_layout& layout);
 
@@ -56,8 +57,10 @@ inline constexpr uint32_t spare_coded_queries = 3;
 /// Where among them its products with the mean of keys begin (means-inl.hpp), where keys have one.
 uint32_t mean_query_offset(const tile_layout& layout);
 
-/// Brings the queries of a row into the form that codes of keys are multiplied with.
-void encode_queries(const tile_layout& layout, uint32_t query_heads, const float* queries,
+/// Brings the queries of a row into the form that codes of keys are multiplied with. Returns
+/// whether that is floats: whole numbers of 24 bits are too coarse for heads with a channel that is
+/// far above the others.
+bool encode_queries(const tile_layout& layout, uint32_t query_heads, const float* queries,
                     std::byte* out);
 
 /// item.rows == 1, decode_reads(piece.layout).
