@@ -105,12 +105,10 @@ inline constexpr float fp8_unit = kind == code_kind::e4m3_bytes ? 256.0f : 1.0f;
 /// The lower and upper half of the vector as floats.
 template <class tag, class halves>
 HWY_INLINE void promote_halves(tag d, halves bits, hn::Vec<tag>& lower, hn::Vec<tag>& upper) {
-    const hn::Repartition<uint16_t, tag> d16;
     const hn::Rebind<uint16_t, tag> d16_half;
     const hn::Rebind<hwy::float16_t, tag> df16;
     lower = hn::PromoteTo(d, hn::BitCast(df16, hn::LowerHalf(d16_half, bits)));
     upper = hn::PromoteTo(d, hn::BitCast(df16, hn::UpperHalf(d16_half, bits)));
-    (void)d16;
 }
 
 // ---- Words of keys ----------------------------------------------------------------------------

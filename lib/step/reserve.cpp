@@ -167,8 +167,7 @@ status step_reserve(step& target, kv_reserve_report& report) {
     if (verdict == KV_AGAIN) {
         return fail(KV_AGAIN,
                     "the step needs {} blocks ({} bytes), {} bytes are free now and {} after the "
-                    "fences, but not all in blocks of the sizes it needs: release, compress or "
-                    "remove sequences",
+                    "fences, in blocks of all sizes: release, compress or remove sequences",
                     report.need_blocks, report.need_bytes, report.free_bytes_now,
                     report.free_bytes_after_fence);
     }
