@@ -72,6 +72,9 @@ struct task {
     bool decode;     ///< some stretch is decoded
     float* queries;  ///< of a decode
     float* partials;
+    bool observed;      ///< the item's observer counts a row of it
+    kept_weights kept;  ///< of an observed task,
+    float* log_sums;    ///< as are these: [rows][query heads]
     uint64_t stride;
     uint32_t first_unit;
 
@@ -111,11 +114,30 @@ task make_task(const attend_layer& layer, const attend_item& item, uint32_t firs
     made.decode = made.sealed.decode || made.open.decode;
     made.pieces = made.sealed.pieces + made.open.pieces;
     made.stride = partial_floats(layer, made.rows());
+    made.observed = item.observer != nullptr && item.observer->first_row < made.end_row;
+    made.kept.slot_stride = round_up(made.slots, run_slots);
     return made;
 }
 
+/// What an observed task keeps: logarithms of sums, largest logits of groups, weights of two bytes.
+uint64_t kept_floats(const attend_layer& layer, uint32_t rows, uint32_t slot_stride) {
+    const uint64_t vectors = uint64_t{rows} * layer.query_heads;
+    return round_up<uint64_t>(vectors, 16) + vectors * (slot_stride / slot_group) +
+           vectors * (slot_stride / 2);
+}
+
 uint64_t task_floats(const attend_layer& layer, const task& made) {
-    return made.pieces * made.stride + (made.decode ? query_floats(layer) : 0);
+    return made.pieces * made.stride + (made.decode ? query_floats(layer) : 0) +
+           (made.observed ? kept_floats(layer, made.rows(), made.kept.slot_stride) : 0);
+}
+
+/// Gives an observed task its part of the workspace.
+void place_kept(const attend_layer& layer, float* memory, task& made) {
+    const uint64_t vectors = uint64_t{made.rows()} * layer.query_heads;
+    made.log_sums = memory;
+    made.kept.largest = memory + round_up<uint64_t>(vectors, 16);
+    made.kept.weights = reinterpret_cast<uint16_t*>(made.kept.largest +
+                                                    vectors * (made.kept.slot_stride / slot_group));
 }
 
 /// Walks the tasks of all items in order.
@@ -156,6 +178,10 @@ void fill_wave(const attend_call& call, task_cursor& cursor, wave& out) {
         }
         made.partials = next;
         next += made.pieces * made.stride;
+        if (made.observed) {
+            place_kept(layer, next, made);
+            next += kept_floats(layer, made.rows(), made.kept.slot_stride);
+        }
         out.tasks[out.count++] = made;
         cursor.row = made.end_row;
     }
@@ -201,12 +227,42 @@ void run_unit(const attend_call& call, const wave& in, uint32_t unit) {
     piece.first_row = mine.first_row;
     piece.end_row = mine.end_row;
     piece.queries = mine.queries;
+    piece.kept = mine.observed ? &mine.kept : nullptr;
     if (from.decode) {
         piece.coded_queries = mine.coded_queries(layer, from);
         piece.float_queries = from.float_queries;
         attend_decode(piece, partial);
     } else {
         attend_blocked(piece, partial);
+    }
+}
+
+/// Joins the pieces of a task's rows for the query heads of one KV head.
+void join_rows(const attend_call& call, const task& mine, uint32_t kv_head) {
+    const attend_layer& layer = *call.layer;
+    const uint32_t group = layer.query_heads / layer.kv_heads;
+    for (uint32_t row = 0; row < mine.rows(); ++row) {
+        for (uint32_t head = kv_head * group; head < (kv_head + 1) * group; ++head) {
+            const uint32_t vector = row * layer.query_heads + head;
+            const float log_sum =
+                join_pieces(call, mine.partial(layer, 0), mine.stride, mine.pieces, vector,
+                            mine.item->first_row + mine.first_row + row, head);
+            if (mine.observed) mine.log_sums[vector] = log_sum;
+        }
+    }
+}
+
+/// Adds what the tasks of an item that begin at `first` gave the slots of one KV head, in their
+/// order.
+void observe(const attend_layer& layer, const wave& in, uint32_t first, uint32_t kv_head) {
+    const attend_item& item = *in.tasks[first].item;
+    if (in.tasks[first].first_row == 0) start_observation(item, kv_head);
+    for (uint32_t t = first; t < in.count && in.tasks[t].item == &item; ++t) {
+        const task& mine = in.tasks[t];
+        if (!mine.observed) continue;
+        add_observation({&item, layer.query_heads, layer.query_heads / layer.kv_heads,
+                         mine.first_row, mine.end_row, mine.kept, mine.log_sums},
+                        kv_head);
     }
 }
 
@@ -243,18 +299,22 @@ void relative_positions(const attend_call& call, const attend_item& item, uint32
     }
 }
 
-uint64_t attend_workspace_bytes(const attend_layer& layer, uint32_t max_slots) {
+uint64_t attend_workspace_bytes(const attend_layer& layer, uint32_t max_slots, bool observed) {
     const uint64_t pieces = ceil_divide(max_slots, piece_slots(max_slots));
     const uint64_t stretches = layer.seals() ? 2 : 1;
     const uint64_t most_pieces = std::min<uint64_t>(max_pieces, pieces + 1) + stretches - 1;
     const uint32_t rows = rows_per_task(layer);
     const uint64_t cut = most_pieces * partial_floats(layer, std::min(rows, max_cut_rows));
-    return (std::max(cut, stretches * partial_floats(layer, rows)) + query_floats(layer)) *
+    const uint64_t kept = observed ? kept_floats(layer, rows, round_up(max_slots, run_slots)) : 0;
+    return (std::max(cut, stretches * partial_floats(layer, rows)) + query_floats(layer) + kept) *
            sizeof(float);
 }
 
 void attend(const attend_call& call, executor& threads) {
     const attend_layer& layer = *call.layer;
+    const bool observed =
+        std::any_of(call.items, call.items + call.item_count,
+                    [](const attend_item& item) { return item.observer != nullptr; });
     task_cursor cursor;
     wave current;
     while (!cursor.done(call)) {
@@ -274,16 +334,15 @@ void attend(const attend_call& call, executor& threads) {
         });
         threads.for_each(current.units, [&](uint32_t unit) { run_unit(call, current, unit); });
         threads.for_each(current.count * layer.kv_heads, [&](uint32_t unit) {
-            const task& mine = current.tasks[unit / layer.kv_heads];
-            const uint32_t group = layer.query_heads / layer.kv_heads;
-            const uint32_t first_head = unit % layer.kv_heads * group;
-            for (uint32_t row = 0; row < mine.rows(); ++row) {
-                for (uint32_t head = first_head; head < first_head + group; ++head) {
-                    join_pieces(call, mine.partial(layer, 0), mine.stride, mine.pieces,
-                                row * layer.query_heads + head,
-                                mine.item->first_row + mine.first_row + row, head);
-                }
-            }
+            join_rows(call, current.tasks[unit / layer.kv_heads], unit % layer.kv_heads);
+        });
+        if (!observed) continue;
+        threads.for_each(current.count * layer.kv_heads, [&](uint32_t unit) {
+            const uint32_t t = unit / layer.kv_heads;
+            const attend_item* item = current.tasks[t].item;
+            const bool first_of_item = t == 0 || current.tasks[t - 1].item != item;
+            if (item->observer == nullptr || !first_of_item) return;
+            observe(layer, current, t, unit % layer.kv_heads);
         });
     }
 }

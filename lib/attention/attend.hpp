@@ -30,6 +30,21 @@ struct attend_layer {
     bool seals() const { return sealed_layout.keys.format != nullptr; }
 };
 
+/// What is kept of the attention that a sequence's rows pay, per KV head and slot: the weights of
+/// its query heads (softmax(...), so that a head gives 1 to all slots together), summed over heads
+/// and rows.
+struct attend_observer {
+    float* sums = nullptr;          ///< out: [kv_heads][stride], of all slots of the item
+    const float* before = nullptr;  ///< [kv_heads][stride]: sums to which these are added, of the
+                                    ///< first slots_before slots; null: nothing
+    uint64_t stride = 0;            ///< a multiple of 64, >= slots
+    uint32_t slots_before = 0;
+    uint32_t first_row = 0;  ///< rows before it do not count
+    float decay = 1.0f;      ///< what a row counts after each row behind it
+    /// Instead of a weight, count 1 where it is at least 1 / (slots that the row sees).
+    bool counts = false;
+};
+
 /// One sequence's rows over one lane.
 ///   row r (0-based) has position next_position - rows + r and sees the slots
 ///     [0, slots - (rows - 1 - r))  without a window; with one, of those only
@@ -44,6 +59,7 @@ struct attend_item {
     uint32_t sealed_blocks = 0;
     int64_t window_first = 0;  ///< may be negative: all are inside
     uint64_t next_position = 0;
+    const attend_observer* observer = nullptr;  ///< of layers without a window
 };
 
 struct attend_call {
@@ -65,8 +81,10 @@ struct attend_call {
     }
 };
 
-/// Workspace that `attend` needs at least for sequences of up to `max_slots` slots.
-uint64_t attend_workspace_bytes(const attend_layer& layer, uint32_t max_slots);
+/// Workspace that `attend` needs at least for sequences of up to `max_slots` slots, whose items
+/// have observers or do not.
+uint64_t attend_workspace_bytes(const attend_layer& layer, uint32_t max_slots,
+                                bool observed = false);
 
 /// SIMD, on the best instruction set of this processor. Allocates nothing.
 void attend(const attend_call& call, executor& threads);

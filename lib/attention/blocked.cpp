@@ -400,12 +400,16 @@ struct blocked_work {
                 float* scores = memory.weights + v * run;
                 if (sees_none(seen)) {
                     std::fill_n(scores, padded, 0.0f);
-                    continue;
+                } else {
+                    soften(layer, first_query + g, positions, seen, all && slots == padded, 0,
+                           padded, scores,
+                           {memory.largest[v], memory.sum[v], memory.values_out + v * value_dim,
+                            value_dim});
                 }
-                soften(layer, first_query + g, positions, seen, all && slots == padded, 0, padded,
-                       scores,
-                       {memory.largest[v], memory.sum[v], memory.values_out + v * value_dim,
-                        value_dim});
+                if (piece.kept != nullptr) {
+                    keep_weights(*piece.kept, uint64_t{row} * layer.query_heads + first_query + g,
+                                 first, end, memory.largest[v], scores);
+                }
             }
         }
         if (everything || finite) {

@@ -281,6 +281,10 @@ struct decoder {
                        scores + g * run_slots,
                        {partial.largest[query_head + g], partial.sum[query_head + g],
                         values + g * value_dim, value_dim});
+                if (piece.kept != nullptr) {
+                    keep_weights(*piece.kept, query_head + g, run, end,
+                                 partial.largest[query_head + g], scores + g * run_slots);
+                }
             }
             if (layout.values.plain()) {
                 value_of(layout.values.type, heads)(tiles, scores, first - run, end - run,

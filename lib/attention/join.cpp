@@ -43,8 +43,8 @@ void store_row(const tensor_view& out, uint32_t row, uint32_t head, const float*
     }
 }
 
-void join_head(const attend_call& call, const partial_softmax& first, uint64_t stride,
-               uint32_t pieces, uint32_t index, uint32_t row, uint32_t head) {
+float join_head(const attend_call& call, const partial_softmax& first, uint64_t stride,
+                uint32_t pieces, uint32_t index, uint32_t row, uint32_t head) {
     const attend_layer& layer = *call.layer;
     const uint32_t dim = layer.layout.values.dim;
     constexpr float nothing = -std::numeric_limits<float>::infinity();
@@ -72,10 +72,11 @@ void join_head(const attend_call& call, const partial_softmax& first, uint64_t s
     if (total != 0.0f) scale_run(values, dim, 1.0f / total);
     if (layer.layout.values.rotated) rotate_row(values, dim);
     store_row(call.out, row, head, values, dim);
+    const float log_sum = total != 0.0f ? largest + std::log(total) : nothing;
     if (call.log_sum_exp != nullptr) {
-        call.log_sum_exp[uint64_t{row} * layer.query_heads + head] =
-            total != 0.0f ? largest + std::log(total) : nothing;
+        call.log_sum_exp[uint64_t{row} * layer.query_heads + head] = log_sum;
     }
+    return log_sum;
 }
 
 }  // namespace
@@ -88,9 +89,9 @@ namespace kvrt {
 
 HWY_EXPORT(join_head);
 
-void join_pieces(const attend_call& call, const partial_softmax& first, uint64_t stride,
-                 uint32_t pieces, uint32_t index, uint32_t row, uint32_t head) {
-    HWY_DYNAMIC_DISPATCH(join_head)(call, first, stride, pieces, index, row, head);
+float join_pieces(const attend_call& call, const partial_softmax& first, uint64_t stride,
+                  uint32_t pieces, uint32_t index, uint32_t row, uint32_t head) {
+    return HWY_DYNAMIC_DISPATCH(join_head)(call, first, stride, pieces, index, row, head);
 }
 
 }  // namespace kvrt

@@ -25,6 +25,22 @@ struct partial_softmax {
     float* values = nullptr;  ///< [rows][query heads][value_dim]
 };
 
+/// Weights of a task's query vectors, kept until it is known what their sums over all slots are.
+/// They are f16, relative to the largest logit that their vector had met by then, which is kept by
+/// group of slots.
+struct kept_weights {
+    uint16_t* weights = nullptr;  ///< [rows][query heads][slot_stride]
+    float* largest = nullptr;     ///< [rows][query heads][slot_stride / slot_group]
+    uint32_t slot_stride = 0;     ///< a multiple of run_slots
+
+    uint16_t* weights_at(uint64_t vector, uint32_t slot) const {
+        return weights + vector * slot_stride + slot;
+    }
+    float* largest_at(uint64_t vector, uint32_t slot) const {
+        return largest + vector * (slot_stride / slot_group) + slot / slot_group;
+    }
+};
+
 /// Slots [first_slot, end_slot) of one item, KV heads [first_head, end_head). Blocks of a piece are
 /// all sealed or none is.
 struct attend_piece {
@@ -37,6 +53,7 @@ struct attend_piece {
     const float* queries = nullptr;            ///< decode: load_queries of the row, all heads
     const std::byte* coded_queries = nullptr;  ///< decode of records: encode_queries of them
     bool float_queries = false;                ///< and what that returned
+    const kept_weights* kept = nullptr;        ///< null: nobody observes
 };
 
 /// Query heads [first_head, first_head + heads) of a row of the tensor, times the layer's scale, as
@@ -98,9 +115,26 @@ inline seen_slots slots_seen(const attend_layer& layer, const attend_item& item,
 }
 
 /// Joins the partial softmaxes of `pieces` pieces, `stride` floats apart, of one (row, query head)
-/// at `index` within each, and writes row `row` of the tensors.
-void join_pieces(const attend_call& call, const partial_softmax& first, uint64_t stride,
-                 uint32_t pieces, uint32_t index, uint32_t row, uint32_t head);
+/// at `index` within each, and writes row `row` of the tensors. Returns the logarithm of the sum of
+/// all exp(logit), the sink's among them; -infinity when nothing was seen.
+float join_pieces(const attend_call& call, const partial_softmax& first, uint64_t stride,
+                  uint32_t pieces, uint32_t index, uint32_t row, uint32_t head);
+
+/// Rows [first_row, end_row) of an item, whose weights were kept.
+struct observed_rows {
+    const attend_item* item = nullptr;
+    uint32_t query_heads = 0;
+    uint32_t group = 0;  ///< query heads of a KV head
+    uint32_t first_row = 0, end_row = 0;
+    kept_weights kept;
+    const float* log_sums = nullptr;  ///< [rows][query heads]: what join_pieces returned
+};
+
+/// Starts the sums of one KV head for all slots of an item: what was there before, decayed.
+void start_observation(const attend_item& item, uint32_t kv_head);
+
+/// Adds the rows' weights. A row whose logits sum up to nothing finite adds nothing.
+void add_observation(const observed_rows& rows, uint32_t kv_head);
 
 /// Position of slots [first, first + count) for a KV head.
 void positions_of_slots(const attend_call& call, const attend_item& item, uint32_t kv_head,

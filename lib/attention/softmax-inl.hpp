@@ -14,7 +14,7 @@
 #include <cmath>
 #include <limits>
 
-#include "attention/attend.hpp"
+#include "attention/kernels.hpp"
 
 HWY_BEFORE_NAMESPACE();
 namespace kvrt {
@@ -140,6 +140,23 @@ HWY_INLINE void soften(const attend_layer& layer, uint32_t head, const float* po
         hn::StoreU(weight, d, scores + slot);
     }
     running.sum += hn::GetLane(hn::SumOfLanes(d, total));
+}
+
+/// Keeps a vector's weights of slots [first, end), which soften has left in weights[0, end -
+/// first); first is a multiple of slot_group. Writes whole groups.
+HWY_INLINE void keep_weights(const kept_weights& kept, uint64_t vector, uint32_t first,
+                             uint32_t end, float largest, const float* weights) {
+    const hn::CappedTag<float, slot_group> d;
+    const hn::Rebind<hwy::float16_t, decltype(d)> half;
+    uint16_t* out = kept.weights_at(vector, first);
+    float* groups = kept.largest_at(vector, first);
+    for (uint32_t done = 0; first + done < end; done += slot_group) {
+        *groups++ = largest;
+        for (uint32_t i = 0; i < slot_group; i += static_cast<uint32_t>(hn::Lanes(d))) {
+            hn::StoreU(hn::DemoteTo(half, hn::LoadU(d, weights + done + i)), half,
+                       reinterpret_cast<hwy::float16_t*>(out + done + i));
+        }
+    }
 }
 
 }  // namespace HWY_NAMESPACE

@@ -65,13 +65,13 @@ struct problem {
         return layer.window == 0 || slot < layer.window_sinks || slot + layer.window > position;
     }
 
-    void attend_row(uint32_t row, uint32_t head, double* out, double& log_sum_exp) const {
+    /// Logits of all slots, -infinity where the row does not see.
+    std::vector<double> logits_of(uint32_t row, uint32_t head) const {
         const uint32_t kv_head = head / (layer.query_heads / layer.kv_heads);
-        const uint32_t key_dim = cache.layout.keys.dim, value_dim = cache.layout.values.dim;
+        const uint32_t key_dim = cache.layout.keys.dim;
         const float* query =
             queries.data() + (std::size_t{row} * layer.query_heads + head) * key_dim;
         std::vector<double> logits(slots, -std::numeric_limits<double>::infinity());
-        double largest = sinks.empty() ? -std::numeric_limits<double>::infinity() : sinks[head];
         for (uint32_t slot = 0; slot < slots; ++slot) {
             if (!sees(row, slot)) continue;
             double dot = 0;
@@ -84,8 +84,16 @@ struct problem {
                 dot += double{slopes[head]} * (double(slot) - double(slots - rows + row));
             }
             logits[slot] = dot;
-            largest = std::max(largest, dot);
         }
+        return logits;
+    }
+
+    void attend_row(uint32_t row, uint32_t head, double* out, double& log_sum_exp) const {
+        const uint32_t kv_head = head / (layer.query_heads / layer.kv_heads);
+        const uint32_t value_dim = cache.layout.values.dim;
+        const std::vector<double> logits = logits_of(row, head);
+        double largest = sinks.empty() ? -std::numeric_limits<double>::infinity() : sinks[head];
+        for (const double logit : logits) largest = std::max(largest, logit);
         double sum = sinks.empty() ? 0.0 : std::exp(sinks[head] - largest);
         std::fill_n(out, value_dim, 0.0);
         for (uint32_t slot = 0; slot < slots; ++slot) {
