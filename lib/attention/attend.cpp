@@ -73,8 +73,7 @@ struct task {
     float* queries;  ///< of a decode
     float* partials;
     bool observed;      ///< the item's observer counts a row of it
-    kept_weights kept;  ///< of an observed task,
-    float* log_sums;    ///< as are these: [rows][query heads]
+    kept_weights kept;  ///< of an observed task
     uint64_t stride;
     uint32_t first_unit;
 
@@ -115,29 +114,29 @@ task make_task(const attend_layer& layer, const attend_item& item, uint32_t firs
     made.pieces = made.sealed.pieces + made.open.pieces;
     made.stride = partial_floats(layer, made.rows());
     made.observed = item.observer != nullptr && item.observer->first_row < made.end_row;
-    made.kept.slot_stride = round_up(made.slots, run_slots);
     return made;
 }
 
-/// What an observed task keeps: logarithms of sums, largest logits of groups, weights of two bytes.
-uint64_t kept_floats(const attend_layer& layer, uint32_t rows, uint32_t slot_stride) {
-    const uint64_t vectors = uint64_t{rows} * layer.query_heads;
-    return round_up<uint64_t>(vectors, 16) + vectors * (slot_stride / slot_group) +
-           vectors * (slot_stride / 2);
+/// What is kept of so many vectors and slots: its shape, its size, and its place.
+kept_weights shape_of_kept(uint32_t vectors, uint32_t slots) {
+    const uint32_t registers = ceil_divide(ceil_divide(slots, slot_group), widest_register);
+    kept_weights shape;
+    shape.vectors = vectors;
+    shape.group_stride = (registers / 2 * 2 + 1) * widest_register;
+    return shape;
 }
-
-uint64_t task_floats(const attend_layer& layer, const task& made) {
-    return made.pieces * made.stride + (made.decode ? query_floats(layer) : 0) +
-           (made.observed ? kept_floats(layer, made.rows(), made.kept.slot_stride) : 0);
+uint64_t log_sum_floats(const kept_weights& shape) {
+    return round_up(shape.vectors, widest_register);
 }
-
-/// Gives an observed task its part of the workspace.
-void place_kept(const attend_layer& layer, float* memory, task& made) {
-    const uint64_t vectors = uint64_t{made.rows()} * layer.query_heads;
-    made.log_sums = memory;
-    made.kept.largest = memory + round_up<uint64_t>(vectors, 16);
-    made.kept.weights = reinterpret_cast<uint16_t*>(made.kept.largest +
-                                                    vectors * (made.kept.slot_stride / slot_group));
+uint64_t kept_floats(const kept_weights& shape, uint32_t slots) {
+    const uint64_t weights = uint64_t{round_up(slots, slot_group)} * shape.vectors;
+    return log_sum_floats(shape) + uint64_t{shape.vectors} * shape.group_stride + weights / 2;
+}
+void place_kept(float* memory, kept_weights& kept) {
+    kept.log_sums = memory;
+    kept.largest = memory + log_sum_floats(kept);
+    kept.weights =
+        reinterpret_cast<uint16_t*>(kept.largest + uint64_t{kept.vectors} * kept.group_stride);
 }
 
 /// Walks the tasks of all items in order.
@@ -169,19 +168,19 @@ void fill_wave(const attend_call& call, task_cursor& cursor, wave& out) {
     out.count = 0;
     while (out.count < max_tasks && !cursor.done(call)) {
         task made = make_task(layer, call.items[cursor.item], cursor.row);
-        const uint64_t floats = task_floats(layer, made);
-        if (floats > room) break;
-        room -= floats;
-        if (made.decode) {
-            made.queries = next;
-            next += query_floats(layer);
-        }
-        made.partials = next;
-        next += made.pieces * made.stride;
+        const uint64_t queries = made.decode ? query_floats(layer) : 0;
+        const uint64_t partials = made.pieces * made.stride;
+        uint64_t kept = 0;
         if (made.observed) {
-            place_kept(layer, next, made);
-            next += kept_floats(layer, made.rows(), made.kept.slot_stride);
+            made.kept = shape_of_kept(made.rows() * layer.query_heads, made.slots);
+            kept = kept_floats(made.kept, made.slots);
         }
+        if (queries + partials + kept > room) break;
+        made.queries = next;
+        made.partials = next + queries;
+        if (made.observed) place_kept(made.partials + partials, made.kept);
+        room -= queries + partials + kept;
+        next += queries + partials + kept;
         out.tasks[out.count++] = made;
         cursor.row = made.end_row;
     }
@@ -247,23 +246,48 @@ void join_rows(const attend_call& call, const task& mine, uint32_t kv_head) {
             const float log_sum =
                 join_pieces(call, mine.partial(layer, 0), mine.stride, mine.pieces, vector,
                             mine.item->first_row + mine.first_row + row, head);
-            if (mine.observed) mine.log_sums[vector] = log_sum;
+            if (mine.observed) mine.kept.log_sums[vector] = log_sum;
         }
     }
 }
 
-/// Adds what the tasks of an item that begin at `first` gave the slots of one KV head, in their
-/// order.
-void observe(const attend_layer& layer, const wave& in, uint32_t first, uint32_t kv_head) {
-    const attend_item& item = *in.tasks[first].item;
-    if (in.tasks[first].first_row == 0) start_observation(item, kv_head);
-    for (uint32_t t = first; t < in.count && in.tasks[t].item == &item; ++t) {
-        const task& mine = in.tasks[t];
-        if (!mine.observed) continue;
-        add_observation({&item, layer.query_heads, layer.query_heads / layer.kv_heads,
-                         mine.first_row, mine.end_row, mine.kept, mine.log_sums},
-                        kv_head);
+/// Hands what the tasks of an item that begin at `first` kept of a stretch of slots to its
+/// observer.
+void observe(const attend_layer& layer, const wave& in, uint32_t first, uint32_t stretch) {
+    constexpr uint32_t at_once = 16;  // tasks
+    const attend_item* item = in.tasks[first].item;
+    const uint32_t first_slot = stretch * observed_slots;
+    const uint32_t end_slot = std::min(item->slots, first_slot + observed_slots);
+    uint32_t t = first;
+    while (t < in.count && in.tasks[t].item == item) {
+        observed_rows rows[at_once];
+        const bool begins = in.tasks[t].first_row == 0;
+        uint32_t count = 0;
+        for (; count < at_once && t < in.count && in.tasks[t].item == item; ++t, ++count) {
+            const task& mine = in.tasks[t];
+            rows[count] = {item,           layer.query_heads, layer.query_heads / layer.kv_heads,
+                           mine.first_row, mine.end_row,      mine.kept};
+        }
+        observe_rows(rows, count, layer.kv_heads, first_slot, end_slot, begins);
     }
+}
+
+/// The observers of a wave's items, each with its item's first task, cut into stretches of slots.
+void observe_wave(const attend_layer& layer, const wave& in, executor& threads) {
+    uint32_t first_task[max_tasks], first_unit[max_tasks];
+    uint32_t count = 0, units = 0;
+    for (uint32_t t = 0; t < in.count; ++t) {
+        const attend_item* item = in.tasks[t].item;
+        if (item->observer == nullptr || (t != 0 && in.tasks[t - 1].item == item)) continue;
+        first_task[count] = t;
+        first_unit[count++] = units;
+        units += ceil_divide(item->slots, observed_slots);
+    }
+    threads.for_each(units, [&](uint32_t unit) {
+        const uint32_t* after = std::upper_bound(first_unit, first_unit + count, unit);
+        const std::ptrdiff_t place = after - first_unit - 1;
+        observe(layer, in, first_task[place], unit - first_unit[place]);
+    });
 }
 
 uint64_t position_of(const attend_item& item, const lane_positions& positions, uint32_t kv_head,
@@ -305,7 +329,8 @@ uint64_t attend_workspace_bytes(const attend_layer& layer, uint32_t max_slots, b
     const uint64_t most_pieces = std::min<uint64_t>(max_pieces, pieces + 1) + stretches - 1;
     const uint32_t rows = rows_per_task(layer);
     const uint64_t cut = most_pieces * partial_floats(layer, std::min(rows, max_cut_rows));
-    const uint64_t kept = observed ? kept_floats(layer, rows, round_up(max_slots, run_slots)) : 0;
+    const uint64_t kept =
+        observed ? kept_floats(shape_of_kept(rows * layer.query_heads, max_slots), max_slots) : 0;
     return (std::max(cut, stretches * partial_floats(layer, rows)) + query_floats(layer) + kept) *
            sizeof(float);
 }
@@ -336,14 +361,7 @@ void attend(const attend_call& call, executor& threads) {
         threads.for_each(current.count * layer.kv_heads, [&](uint32_t unit) {
             join_rows(call, current.tasks[unit / layer.kv_heads], unit % layer.kv_heads);
         });
-        if (!observed) continue;
-        threads.for_each(current.count * layer.kv_heads, [&](uint32_t unit) {
-            const uint32_t t = unit / layer.kv_heads;
-            const attend_item* item = current.tasks[t].item;
-            const bool first_of_item = t == 0 || current.tasks[t - 1].item != item;
-            if (item->observer == nullptr || !first_of_item) return;
-            observe(layer, current, t, unit % layer.kv_heads);
-        });
+        if (observed) observe_wave(layer, current, threads);
     }
 }
 

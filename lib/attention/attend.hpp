@@ -34,7 +34,7 @@ struct attend_layer {
 /// its query heads (softmax(...), so that a head gives 1 to all slots together), summed over heads
 /// and rows.
 struct attend_observer {
-    float* sums = nullptr;          ///< out: [kv_heads][stride], of all slots of the item
+    float* sums = nullptr;  ///< out: [kv_heads][stride], at a multiple of 64 bytes; of all slots
     const float* before = nullptr;  ///< [kv_heads][stride]: sums to which these are added, of the
                                     ///< first slots_before slots; null: nothing
     uint64_t stride = 0;            ///< a multiple of 64, >= slots

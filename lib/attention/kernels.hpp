@@ -26,18 +26,20 @@ struct partial_softmax {
 };
 
 /// Weights of a task's query vectors, kept until it is known what their sums over all slots are.
-/// They are f16, relative to the largest logit that their vector had met by then, which is kept by
-/// group of slots.
+/// They are f16, relative to the largest logit that their vector had met by then. A vector is a
+/// query head of a row: row * query heads + head.
 struct kept_weights {
-    uint16_t* weights = nullptr;  ///< [rows][query heads][slot_stride]
-    float* largest = nullptr;     ///< [rows][query heads][slot_stride / slot_group]
-    uint32_t slot_stride = 0;     ///< a multiple of run_slots
+    uint16_t* weights = nullptr;  ///< [groups of slots][vectors][slot_group]: written in this order
+    float* largest = nullptr;     ///< [vectors][group_stride]
+    float* log_sums = nullptr;    ///< [vectors]: what join_pieces returned
+    uint32_t vectors = 0;
+    uint32_t group_stride = 0;  ///< an odd multiple of widest_register, against aliasing
 
     uint16_t* weights_at(uint64_t vector, uint32_t slot) const {
-        return weights + vector * slot_stride + slot;
+        return weights + (uint64_t{slot / slot_group} * vectors + vector) * slot_group;
     }
     float* largest_at(uint64_t vector, uint32_t slot) const {
-        return largest + vector * (slot_stride / slot_group) + slot / slot_group;
+        return largest + vector * group_stride + slot / slot_group;
     }
 };
 
@@ -120,21 +122,23 @@ inline seen_slots slots_seen(const attend_layer& layer, const attend_item& item,
 float join_pieces(const attend_call& call, const partial_softmax& first, uint64_t stride,
                   uint32_t pieces, uint32_t index, uint32_t row, uint32_t head);
 
-/// Rows [first_row, end_row) of an item, whose weights were kept.
+/// Rows [first_row, end_row) of an item. Weights are null where none of the rows counts.
 struct observed_rows {
     const attend_item* item = nullptr;
     uint32_t query_heads = 0;
     uint32_t group = 0;  ///< query heads of a KV head
     uint32_t first_row = 0, end_row = 0;
     kept_weights kept;
-    const float* log_sums = nullptr;  ///< [rows][query heads]: what join_pieces returned
 };
 
-/// Starts the sums of one KV head for all slots of an item: what was there before, decayed.
-void start_observation(const attend_item& item, uint32_t kv_head);
+/// Slots that observe_rows takes at once; stretches begin at multiples of them.
+inline constexpr uint32_t observed_slots = 1024;
 
-/// Adds the rows' weights. A row whose logits sum up to nothing finite adds nothing.
-void add_observation(const observed_rows& rows, uint32_t kv_head);
+/// Adds the weights of consecutive rows of one item, in their order, to the sums of slots
+/// [first_slot, end_slot) for all KV heads. `begins`: what was there before is still to be taken. A
+/// row whose logits sum up to nothing finite adds nothing. What was kept is used up.
+void observe_rows(const observed_rows* tasks, uint32_t task_count, uint32_t kv_heads,
+                  uint32_t first_slot, uint32_t end_slot, bool begins);
 
 /// Position of slots [first, first + count) for a KV head.
 void positions_of_slots(const attend_call& call, const attend_item& item, uint32_t kv_head,

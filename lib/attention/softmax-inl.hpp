@@ -148,13 +148,15 @@ HWY_INLINE void keep_weights(const kept_weights& kept, uint64_t vector, uint32_t
                              uint32_t end, float largest, const float* weights) {
     const hn::CappedTag<float, slot_group> d;
     const hn::Rebind<hwy::float16_t, decltype(d)> half;
-    uint16_t* out = kept.weights_at(vector, first);
     float* groups = kept.largest_at(vector, first);
-    for (uint32_t done = 0; first + done < end; done += slot_group) {
+    for (uint32_t slot = first; slot < end; slot += slot_group) {
         *groups++ = largest;
+        uint16_t* out = kept.weights_at(vector, slot);
+        // The same place of the next run is on its way meanwhile.
+        __builtin_prefetch(out + uint64_t{kept.vectors} * run_slots, 1, 2);
         for (uint32_t i = 0; i < slot_group; i += static_cast<uint32_t>(hn::Lanes(d))) {
-            hn::StoreU(hn::DemoteTo(half, hn::LoadU(d, weights + done + i)), half,
-                       reinterpret_cast<hwy::float16_t*>(out + done + i));
+            hn::StoreU(hn::DemoteTo(half, hn::LoadU(d, weights + (slot - first) + i)), half,
+                       reinterpret_cast<hwy::float16_t*>(out + i));
         }
     }
 }

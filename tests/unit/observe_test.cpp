@@ -36,11 +36,13 @@ std::vector<float> observe(const problem& from, const observation& how, executor
                            result& attended, uint64_t spare = 0) {
     const uint32_t heads = from.layer.query_heads;
     const uint32_t key_dim = from.cache.layout.keys.dim, value_dim = from.cache.layout.values.dim;
-    std::vector<float> sums(from.layer.kv_heads * how.stride, -7.0f);
+    std::vector<float> memory(from.layer.kv_heads * how.stride + 16, -7.0f);
+    const uintptr_t place = reinterpret_cast<uintptr_t>(memory.data());
+    float* sums = memory.data() + ((place + 63) / 64 * 64 - place) / sizeof(float);
     attended.out.assign(std::size_t{from.rows} * heads * value_dim, -1.0f);
     attended.log_sum_exp.assign(std::size_t{from.rows} * heads, -1.0f);
     attend_observer observer;
-    observer.sums = sums.data();
+    observer.sums = sums;
     observer.before = how.slots_before == 0 ? nullptr : how.before.data();
     observer.slots_before = how.slots_before;
     observer.stride = how.stride;
@@ -64,10 +66,9 @@ std::vector<float> observe(const problem& from, const observation& how, executor
     call.workspace_bytes = workspace.size();
     attend(call, threads);
     for (uint32_t head = 0; head < from.layer.kv_heads; ++head) {  // what is behind means nothing
-        std::fill(sums.begin() + static_cast<std::ptrdiff_t>(head * how.stride + from.slots),
-                  sums.begin() + static_cast<std::ptrdiff_t>((head + 1) * how.stride), 0.0f);
+        std::fill(sums + head * how.stride + from.slots, sums + (head + 1) * how.stride, 0.0f);
     }
-    return sums;
+    return {sums, sums + from.layer.kv_heads * how.stride};
 }
 
 /// The sums by definition; in `margin`, how far a count may be off because a weight is close to the
