@@ -90,7 +90,7 @@ TEST_CASE("a layer that shares a cache owns no lane; its window keeps the owner'
     REQUIRE(d.verdict == KV_OK);
     REQUIRE(d.model.lanes.size() == 2);
     CHECK_FALSE(d.model.layers[1].stores);
-    CHECK(d.model.layers[1].lane == d.model.layers[0].lane);
+    CHECK(d.model.layers[1].first_lane == d.model.layers[0].first_lane);
     CHECK(d.model.layers[1].query_heads == 32);
     CHECK(d.model.layers[1].scale == 0.5f);
     CHECK(d.model.lanes[0].evictable);
