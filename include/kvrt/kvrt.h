@@ -665,7 +665,8 @@ enum {
     KV_SCORER_RANDOM = 4        /* uniform, drawn anew each round: the baseline (2609.03430) */
 };
 
-/* Which sets of survivors may differ. All keep the same number in every layer and head. */
+/* Which sets of survivors may differ. All keep the same number in every layer and head, whether or
+ * not heads have lanes of their own. */
 enum {
     KV_SELECT_DEFAULT = 0,            /* PER_LAYER_PER_HEAD; STREAMING is the same for all anyway */
     KV_SELECT_PER_LAYER_PER_HEAD = 1, /* each layer and KV head has its own set */
