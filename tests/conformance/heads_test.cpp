@@ -56,7 +56,7 @@ pool_shape shape_of(const storage_case& storage, uint32_t layout, bool lane_per_
         biased.alibi_slopes.push_back(std::ldexp(1.0f, -3 - static_cast<int>(head)));
     }
     layer_shape windowed = plain;
-    windowed.window = 100;
+    windowed.window = 200;
     windowed.window_sinks = 5;
     layer_shape sharing = biased;
     sharing.lane_per_head = false;
@@ -108,7 +108,7 @@ outputs live(const pool_shape& shape) {
     const auto run = [&](const std::vector<part>& parts) {
         for (std::vector<float>& layer : host.run(parts)) all.push_back(std::move(layer));
     };
-    run({{a, 1, 610}});
+    run({{a, 1, 640}});
     run({{a, 1, 1}, {b, 2, 70}});
     run({{a, 1, 4}, {b, 2, 1}});
     for (uint32_t scorer = KV_SCORER_TRIATTENTION; scorer <= KV_SCORER_RANDOM; ++scorer) {
@@ -126,7 +126,7 @@ outputs live(const pool_shape& shape) {
             require_ok(kv_seq_release(host.pool(), child));
         }
     }
-    require_ok(kv_seq_truncate(host.pool(), a, 570));
+    require_ok(kv_seq_truncate(host.pool(), a, 620));
     run({{a, 1, 1}});
     run({{a, 1, 80}, {b, 2, 1}});
     for (uint32_t layer = 0; layer < 3; ++layer) {
