@@ -295,7 +295,25 @@ void count_tokens(const round_plan& plan, uint64_t& tokens, returned_blocks& tab
     tables = table_size(plan.store, plan.owner);
 }
 
+/// What selection builds on, whoever chose the lanes.
+status check_keeps(const round_plan& plan) {
+    for (uint32_t lane = 0; lane < plan.store.model.lanes.size(); ++lane) {
+        if (!plan.chosen(lane)) continue;
+        const lane_geometry& geometry = plan.store.model.lanes[lane];
+        const uint32_t slots = plan.owner.lanes[lane].slots, keep = plan.keep(lane);
+        uint32_t held = 0;
+        for (uint32_t head = 0; head < geometry.kv_heads; ++head) {
+            held = std::max(held, guards_of(plan, lane, head).protected_slots);
+        }
+        if (keep < slots && keep >= held && geometry.evictable) continue;
+        return fail(KV_INTERNAL, "layer {} head {}: {} of {} slots are to stay, guards hold {}",
+                    geometry.layer, geometry.first_head, keep, slots, held);
+    }
+    return KV_OK;
+}
+
 status run(round_plan& plan, compaction_report& report) {
+    KVRT_TRY(check_keeps(plan));
     KVRT_TRY(check_sets(plan));
     const bool online_only = (plan.policy.flags & KV_POLICY_STATISTICS_ONLINE) != 0;
     if (plan.policy.scorer == KV_SCORER_TRIATTENTION &&

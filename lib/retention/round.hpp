@@ -27,7 +27,8 @@ struct round_plan {
 
 /// Scores, selects and moves, in the lanes that context.chosen_lanes says: each is left with
 /// context.keep of it, which is less than it has and no less than its guards hold. Lanes that share
-/// a set of survivors keep the same number. Errors as of compact_sequence.
+/// a set of survivors keep the same number. Errors as of compact_sequence; INTERNAL for a number
+/// that cannot be kept.
 status run_round(round_plan& plan, compaction_report& report);
 
 /// Runs body(lane, head of the lane) for the KV heads of a layer's chosen lanes, on all threads.

@@ -216,7 +216,7 @@ TEST_CASE("lanes per head keep other numbers of tokens, and give the memory of t
 
         // What follows fills other places in each lane's blocks.
         for (const uint32_t rows : {1u, 4u, 1u, 70u, 1u}) p.step(rows, random);
-        p.round({40, 40, 200, 90});
+        p.round({40, 200, 100, 90});
         for (const uint32_t rows : {1u, 9u, 1u}) p.step(rows, random);
         tiles_test::ok(kv_seq_truncate(p.pool, p.sequence, 480));
         for (const uint32_t rows : {1u, 60u}) p.step(rows, random);
