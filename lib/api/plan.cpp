@@ -9,9 +9,9 @@ namespace kvrt {
 namespace {
 
 /// So that blocks of all sequences together stay below 2^64: a lane has at most 2^27 of a sequence
-/// (max_position, in blocks of 16 tokens), a model 2^13 lanes.
-constexpr uint64_t most_sequences = uint64_t{1} << 23;
-static_assert(max_lanes <= 1u << 13);
+/// (max_position, in blocks of 16 tokens) and one raw one, a model fewer than 2^13 lanes.
+constexpr uint64_t most_sequences = uint64_t{1} << 24;
+static_assert(max_lanes < 1u << 13);
 
 struct needed_blocks {
     uint64_t of_class[max_block_classes] = {};

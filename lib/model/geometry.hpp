@@ -20,7 +20,7 @@
 namespace kvrt {
 
 inline constexpr uint32_t max_heads = 1024;
-inline constexpr uint32_t max_lanes = 8192;  ///< of a model
+inline constexpr uint32_t max_lanes = 8191;  ///< of a model
 inline constexpr uint32_t min_head_dim = 32;
 inline constexpr uint32_t max_head_dim = 256;
 inline constexpr uint32_t head_dim_multiple = 8;

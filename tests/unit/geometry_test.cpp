@@ -387,15 +387,15 @@ TEST_CASE("lanes per head: not with a shared cache, and not too many") {
     CHECK(shared.verdict == KV_INVALID);
     CHECK(shared.says("layer 1"));
     CHECK(shared.says("KV_LAYER_LANE_PER_HEAD"));
-    layers.assign(9, plain_layer());
+    layers.assign(8, plain_layer());
     for (kv_layer& layer : layers) {
         layer.flags = KV_LAYER_LANE_PER_HEAD;
         layer.query_heads = layer.kv_heads = 1024;
     }
     const described many(layers);
     CHECK(many.verdict == KV_UNSUPPORTED);
-    CHECK(many.says("layer 8"));
-    CHECK(many.says("8192"));
+    CHECK(many.says("layer 7"));
+    CHECK(many.says("8191"));
     layers.pop_back();
     CHECK(described(layers).verdict == KV_OK);
 }
