@@ -224,7 +224,7 @@ struct decoder {
             if (!last_head) {
                 tiles.next_keys[g] = tiles.keys[g] + key_head_bytes;
                 tiles.next_values[g] = tiles.values[g] + value_head_bytes;
-            } else if (next_slot < piece.end_slot) {
+            } else if (next_slot < piece.item->slots) {
                 const std::byte* next = block_of(next_slot);
                 const uint32_t place = next_slot % layout.block_tokens;
                 tiles.next_keys[g] = next + codes_at(layout.keys, place, piece.first_head);
