@@ -12,7 +12,8 @@
  *   -> kv_compress or a policy -> kv_seq_release -> kv_pool_release
  *
  * Words. A *block* is the paging unit: block_tokens slots of one lane. A *lane* has its own block
- * table; here each layer that stores keys and values is a lane. *position* is where a token stands
+ * table: each layer that stores keys and values is a lane, or, with KV_LAYER_LANE_PER_HEAD, each of
+ * its KV heads. *position* is where a token stands
  * in the text and never changes; its *slot* may move. *retained* tokens are still stored, *seen*
  * ones have passed. Slots of a lane are always in ascending position.
  *
@@ -236,7 +237,12 @@ typedef struct kv_rope {
 } kv_rope;
 
 enum {
-    KV_LAYER_SHARED = 1u << 0 /* stores nothing: attends over the cache of shared_layer */
+    KV_LAYER_SHARED = 1u << 0,       /* stores nothing: attends over the cache of shared_layer */
+    KV_LAYER_LANE_PER_HEAD = 1u << 1 /* each KV head is a lane of its own: policies may keep other
+                                        numbers of tokens in each, and what one head gives up
+                                        returns, whatever the others keep. Blocks are of one head
+                                        then. Not with KV_LAYER_SHARED, whose lanes are the
+                                        owner's */
 };
 
 /* One layer. Defaults fit a Llama-like layer once heads and dimensions are set. */
@@ -419,8 +425,8 @@ KV_API KV_MUST_CHECK kv_status kv_seq_get_info(kv_pool *pool, kv_seq seq, kv_seq
 typedef struct kv_seq_layer_info {
     uint32_t struct_size, flags;
     const void *next;
-    uint64_t retained;      /* tokens stored now (accepted ones) */
-    uint64_t blocks;        /* in this layer's table; 0 for a layer that shares another's cache */
+    uint64_t retained;      /* tokens stored now (accepted ones); of the KV head with the most */
+    uint64_t blocks;        /* in this layer's tables; 0 for a layer that shares another's cache */
     uint64_t shared_blocks; /* of those, read by others too */
 } kv_seq_layer_info;
 
@@ -599,11 +605,14 @@ typedef struct kv_tables {
        static scales, channel constants and (AFFINE4) kv_rope. Where they are equal, rows of one
        pool can be read in the other. They belong in the key of a prefix that is kept elsewhere. */
     uint64_t key_identity, value_identity;
+    uint32_t kv_head; /* in: with KV_LAYER_LANE_PER_HEAD, whose lane all this is about, of one KV
+                         head then; else 0 */
+    uint32_t reserved0;
 } kv_tables;
 
 /* Valid from kv_step_reserve until the step's fence. A layer that shares another's cache exports
- * its owner's. Errors: INVALID (not reserved), LIMIT (a buffer is too small; nothing but the needed
- * sizes is written). Threads: external. */
+ * its owner's. Errors: INVALID (not reserved, kv_head), LIMIT (a buffer is too small; nothing but
+ * the needed sizes is written). Threads: external. */
 KV_API KV_MUST_CHECK kv_status kv_step_export(kv_step *step, uint32_t layer, kv_tables *tables);
 
 /* ---- 9. Attention ------------------------------------------------------------------------- */
@@ -656,7 +665,8 @@ enum {
     KV_SCORER_RANDOM = 4        /* uniform, drawn anew each round: the baseline (2609.03430) */
 };
 
-/* Which sets of survivors may differ. All keep the same number in every layer and head. */
+/* Which sets of survivors may differ. All keep the same number in every layer and head, whether or
+ * not heads have lanes of their own. */
 enum {
     KV_SELECT_DEFAULT = 0,            /* PER_LAYER_PER_HEAD; STREAMING is the same for all anyway */
     KV_SELECT_PER_LAYER_PER_HEAD = 1, /* each layer and KV head has its own set */
@@ -786,7 +796,8 @@ typedef struct kv_affine_fit {
     float *channel_means;    /* out: [kv_heads, key_dim] */
     float *channel_scales;   /* out: the same */
     uint64_t tokens_used;    /* out: of the KV head that holds the fewest, also on KV_LIMIT */
-    uint64_t identity;       /* out: key_identity (kv_tables) of a layer stored with them */
+    uint64_t identity;       /* out: key_identity (kv_tables) of a layer stored with them, all KV
+                                heads in one lane */
 } kv_affine_fit;
 
 /* Means are those of the retained keys, turned back to before rotation; a scale is the square root

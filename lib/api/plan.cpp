@@ -9,8 +9,9 @@ namespace kvrt {
 namespace {
 
 /// So that blocks of all sequences together stay below 2^64: a lane has at most 2^27 of a sequence
-/// (max_position, in blocks of 16 tokens), a model 2^10 lanes.
+/// (max_position, in blocks of 16 tokens) and one raw one, a model fewer than 2^13 lanes.
 constexpr uint64_t most_sequences = uint64_t{1} << 24;
+static_assert(max_lanes < 1u << 13);
 
 struct needed_blocks {
     uint64_t of_class[max_block_classes] = {};
@@ -120,10 +121,10 @@ status plan_needs(const cache& store, kv_plan_report& report) {
     for (const uint64_t blocks : one.of_class) report.blocks_per_sequence += blocks;
 
     const layer_geometry& layer = model.layers[report.layer];
-    const lane_geometry& lane = model.lanes[layer.lane];
-    needed_blocks of_layer;
-    if (layer.stores) of_layer = blocks_of_lane(lane, model.block_tokens, tokens);
-    report.layer_bytes_per_block = layer.stores ? bytes_of_full_block(lane) : 0;
+    const lane_geometry& lane = model.lanes[layer.first_lane];
+    const uint32_t lanes = layer.stores ? layer.lanes : 0;
+    const needed_blocks of_layer = times(blocks_of_lane(lane, model.block_tokens, tokens), lanes);
+    report.layer_bytes_per_block = lanes * bytes_of_full_block(lane);
 
     const block_store& blocks = store.blocks;
     if (!bytes_of(blocks, one, report.bytes_per_sequence) ||

@@ -57,22 +57,20 @@ status compress(kv_pool& pool, sequence& target, const kv_compress_options* opti
     return KV_OK;
 }
 
-/// Checks a caller's statistics struct against a layer; sets its lane.
-status check_statistics(const kv_pool& pool, const kv_query_statistics& statistics,
-                        uint32_t& lane) {
+/// Checks a caller's statistics struct against its layer.
+status check_statistics(const kv_pool& pool, const kv_query_statistics& statistics) {
     const model_geometry& model = pool.store.model;
     if (statistics.layer >= model.layers.size()) {
         return fail(KV_INVALID, "statistics: layer {} of a model of {} layers", statistics.layer,
                     model.layers.size());
     }
     const layer_geometry& layer = model.layers[statistics.layer];
-    lane = layer.lane;
-    if (!layer.stores || !has_statistics(pool.store, lane)) {
+    if (!has_statistics(pool.store, statistics.layer)) {
         return fail(KV_INVALID,
                     "statistics: layer {} has none: it shares a cache, has a window, or no kv_rope",
                     statistics.layer);
     }
-    const uint32_t bands = layer.rope.bands(model.lanes[lane].layout.keys.dim);
+    const uint32_t bands = layer.rope.bands(model.lanes[layer.first_lane].layout.keys.dim);
     if (statistics.query_heads != layer.query_heads || statistics.bands != bands) {
         return fail(KV_INVALID, "statistics: [{}, {}], layer {} has [{}, {}]",
                     statistics.query_heads, statistics.bands, statistics.layer, layer.query_heads,
@@ -86,50 +84,48 @@ status check_statistics(const kv_pool& pool, const kv_query_statistics& statisti
     return KV_OK;
 }
 
-struct lane_arrays {
+struct layer_arrays {
     float* real;
     float* imaginary;
     float* magnitude;
 };
 
-lane_arrays arrays_of(statistics_store& statistics, float* base, uint32_t lane) {
-    float* first = base + statistics.offset[lane];
+layer_arrays arrays_of(statistics_store& statistics, float* base, uint32_t layer) {
+    float* first = base + statistics.offset[layer];
     return {first, first + statistics.length, first + 2 * statistics.length};
 }
 
 status set_statistics(kv_pool& pool, const kv_query_statistics* user) {
     kv_query_statistics local;
     KVRT_TRY(adopt(user, 0, "statistics (kv_query_statistics)", local));
-    uint32_t lane = 0;
-    KVRT_TRY(check_statistics(pool, local, lane));
+    KVRT_TRY(check_statistics(pool, local));
     if (local.tokens == 0) {
         return fail(KV_INVALID,
                     "statistics: tokens is 0: of how many queries are these the means?");
     }
     statistics_store& statistics = pool.retention.statistics;
-    const uint64_t length = lane_statistics_length(pool.store, lane);
+    const uint64_t length = layer_statistics_length(pool.store, local.layer);
     for (const float* values : {local.mean_real, local.mean_imaginary, local.mean_magnitude}) {
         if (!std::all_of(values, values + length, [](float v) { return std::isfinite(v); })) {
             return fail(KV_INVALID, "statistics: layer {}: a mean is not finite", local.layer);
         }
     }
-    const lane_arrays target = arrays_of(statistics, statistics.given.data(), lane);
+    const layer_arrays target = arrays_of(statistics, statistics.given.data(), local.layer);
     std::copy_n(local.mean_real, length, target.real);
     std::copy_n(local.mean_imaginary, length, target.imaginary);
     std::copy_n(local.mean_magnitude, length, target.magnitude);
-    statistics.given_tokens[lane] = local.tokens;
+    statistics.given_tokens[local.layer] = local.tokens;
     return KV_OK;
 }
 
 status get_statistics(kv_pool& pool, const sequence& source, kv_query_statistics* user) {
     kv_query_statistics local;
     KVRT_TRY(adopt(user, 0, "statistics (kv_query_statistics)", local));
-    uint32_t lane = 0;
-    KVRT_TRY(check_statistics(pool, local, lane));
-    const uint64_t length = lane_statistics_length(pool.store, lane);
+    KVRT_TRY(check_statistics(pool, local));
+    const uint64_t length = layer_statistics_length(pool.store, local.layer);
     local.tokens =
         online_means(pool.store, pool.retention.statistics, pool.store.sequences.index(source),
-                     lane, local.mean_real, local.mean_imaginary, local.mean_magnitude);
+                     local.layer, local.mean_real, local.mean_imaginary, local.mean_magnitude);
     if (local.tokens == 0) {
         std::fill_n(local.mean_real, length, 0.0f);
         std::fill_n(local.mean_imaginary, length, 0.0f);
@@ -139,18 +135,29 @@ status get_statistics(kv_pool& pool, const sequence& source, kv_query_statistics
     return KV_OK;
 }
 
-/// One record per lane, over the means scratch of a round.
-status describe_lanes(kv_pool& pool, host_allocator& allocator,
-                      host_array<layer_statistics>& records) {
+/// What a file holds: the layers that store, in order.
+struct file_layers {
+    host_array<layer_statistics> records;  ///< over the means scratch of a round
+    host_array<uint32_t> layer;            ///< whose each record is
+};
+
+status describe_layers(kv_pool& pool, host_allocator& allocator, file_layers& file) {
     model_geometry& model = pool.store.model;
     statistics_store& statistics = pool.retention.statistics;
-    KVRT_TRY(records.allocate(allocator, model.lanes.size(), "statistics file"));
-    for (uint32_t lane = 0; lane < model.lanes.size(); ++lane) {
-        const layer_geometry& layer = model.layers[model.lanes[lane].layer];
-        const lane_arrays target = arrays_of(statistics, statistics.means.data(), lane);
-        layer_statistics& record = records[lane];
-        record.query_heads = has_statistics(pool.store, lane) ? layer.query_heads : 0;
-        record.key_dim = model.lanes[lane].layout.keys.dim;
+    const uint64_t storing =
+        static_cast<uint64_t>(std::count_if(model.layers.begin(), model.layers.end(),
+                                            [](const layer_geometry& l) { return l.stores; }));
+    KVRT_TRY(file.records.allocate(allocator, storing, "statistics file"));
+    KVRT_TRY(file.layer.allocate(allocator, storing, "statistics file"));
+    uint32_t next = 0;
+    for (uint32_t index = 0; index < model.layers.size(); ++index) {
+        const layer_geometry& layer = model.layers[index];
+        if (!layer.stores) continue;
+        const layer_arrays target = arrays_of(statistics, statistics.means.data(), index);
+        file.layer[next] = index;
+        layer_statistics& record = file.records[next++];
+        record.query_heads = has_statistics(pool.store, index) ? layer.query_heads : 0;
+        record.key_dim = model.lanes[layer.first_lane].layout.keys.dim;
         record.rope = &layer.rope;
         record.mean_real = target.real;
         record.mean_imaginary = target.imaginary;
@@ -162,15 +169,15 @@ status describe_lanes(kv_pool& pool, host_allocator& allocator,
 status save(kv_pool& pool, const sequence& source, const char* path) {
     if (path == nullptr) return fail(KV_INVALID, "path is NULL");
     host_allocator own;
-    host_array<layer_statistics> records;
-    KVRT_TRY(describe_lanes(pool, own, records));
+    file_layers file;
+    KVRT_TRY(describe_layers(pool, own, file));
     bool any = false;
-    for (uint32_t lane = 0; lane < records.size(); ++lane) {
-        layer_statistics& record = records[lane];
+    for (uint32_t i = 0; i < file.records.size(); ++i) {
+        layer_statistics& record = file.records[i];
         if (record.query_heads == 0) continue;
-        record.tokens =
-            online_means(pool.store, pool.retention.statistics, pool.store.sequences.index(source),
-                         lane, record.mean_real, record.mean_imaginary, record.mean_magnitude);
+        record.tokens = online_means(
+            pool.store, pool.retention.statistics, pool.store.sequences.index(source),
+            file.layer[i], record.mean_real, record.mean_imaginary, record.mean_magnitude);
         any = any || record.tokens != 0;
     }
     if (!any) {
@@ -178,19 +185,20 @@ status save(kv_pool& pool, const sequence& source, const char* path) {
                     "the sequence has gathered no queries: give it KV_SEQ_GATHER_STATISTICS or a "
                     "TriAttention policy before kv_attend");
     }
-    return save_statistics(records.data(), static_cast<uint32_t>(records.size()), path);
+    return save_statistics(file.records.data(), static_cast<uint32_t>(file.records.size()), path);
 }
 
 status load(kv_pool& pool, const char* path) {
     if (path == nullptr) return fail(KV_INVALID, "path is NULL");
     host_allocator own;
-    host_array<layer_statistics> records;
-    KVRT_TRY(describe_lanes(pool, own, records));
-    KVRT_TRY(load_statistics(path, records.data(), static_cast<uint32_t>(records.size())));
+    file_layers file;
+    KVRT_TRY(describe_layers(pool, own, file));
+    KVRT_TRY(
+        load_statistics(path, file.records.data(), static_cast<uint32_t>(file.records.size())));
     statistics_store& statistics = pool.retention.statistics;
     std::copy(statistics.means.begin(), statistics.means.end(), statistics.given.begin());
-    for (uint32_t lane = 0; lane < records.size(); ++lane) {
-        statistics.given_tokens[lane] = records[lane].tokens;
+    for (uint32_t i = 0; i < file.records.size(); ++i) {
+        statistics.given_tokens[file.layer[i]] = file.records[i].tokens;
     }
     return KV_OK;
 }
@@ -204,16 +212,17 @@ status fit(kv_pool& pool, const sequence& source, kv_affine_fit* user) {
                     model.layers.size());
     }
     affine_fit wanted;
-    wanted.lane = model.layers[local.layer].lane;
-    const lane_geometry& lane = model.lanes[wanted.lane];
-    if (local.kv_heads != lane.kv_heads || local.key_dim != lane.layout.keys.dim) {
+    const lane_geometry& lane = model.lanes[model.layers[local.layer].first_lane];
+    wanted.layer = lane.layer;
+    const layer_geometry& layer = model.layers[lane.layer];
+    if (local.kv_heads != layer.kv_heads || local.key_dim != lane.layout.keys.dim) {
         return fail(KV_INVALID, "fit: arrays of [{}, {}], layer {} has [{}, {}]", local.kv_heads,
-                    local.key_dim, local.layer, lane.kv_heads, lane.layout.keys.dim);
+                    local.key_dim, local.layer, layer.kv_heads, lane.layout.keys.dim);
     }
     if (local.channel_means == nullptr || local.channel_scales == nullptr) {
         return fail(KV_INVALID, "fit: channel_means and channel_scales must be set");
     }
-    if (!model.layers[lane.layer].rope_known) {
+    if (!layer.rope_known) {
         return fail(KV_INVALID,
                     "fit: layer {} has no kv_rope: say KV_ROPE_NONE if keys are not rotated",
                     lane.layer);

@@ -1,4 +1,6 @@
 // Sequences: create, release, fork, truncate, pin, look.
+#include <algorithm>
+
 #include "api/handles.hpp"
 
 namespace kvrt {
@@ -102,12 +104,14 @@ status describe_layer(const kv_pool& pool, const sequence& source, uint32_t laye
                       kv_seq_layer_info& info) {
     KVRT_TRY(check_layer(pool, layer));
     const layer_geometry& geometry = pool.store.model.layers[layer];
-    const lane_state& state = source.lanes[geometry.lane];
-    info.retained = state.slots;
-    if (!geometry.stores) return KV_OK;
-    info.blocks = state.blocks;
-    for (uint32_t i = 0; i < state.blocks; ++i) {
-        if (pool.store.blocks.references(state.table[i]) > 1) ++info.shared_blocks;
+    for (uint32_t lane = geometry.first_lane; lane < geometry.end_lane(); ++lane) {
+        const lane_state& state = source.lanes[lane];
+        info.retained = std::max<uint64_t>(info.retained, state.slots);
+        if (!geometry.stores) continue;
+        info.blocks += state.blocks;
+        for (uint32_t i = 0; i < state.blocks; ++i) {
+            if (pool.store.blocks.references(state.table[i]) > 1) ++info.shared_blocks;
+        }
     }
     return KV_OK;
 }
@@ -122,7 +126,8 @@ status list_positions(const kv_pool& pool, const sequence& source, uint32_t laye
     if (out_count == nullptr || (out_positions == nullptr && capacity != 0)) {
         return fail(KV_INVALID, "out_count, and out_positions with a capacity, must be set");
     }
-    const slot_positions positions = positions_of(pool.store, source, geometry.lane, kv_head);
+    const head_place place = geometry.place_of(kv_head);
+    const slot_positions positions = positions_of(pool.store, source, place.lane, place.head);
     const uint64_t written = std::min<uint64_t>(capacity, positions.slots);
     for (uint32_t slot = 0; slot < written; ++slot) {
         out_positions[slot] = static_cast<uint32_t>(positions.at(slot));

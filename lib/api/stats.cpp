@@ -180,8 +180,9 @@ kv_status kv_pool_get_layer_stats(kv_pool* pool, kv_layer_stats* stats) {
         return fail(KV_INVALID, "stats: layer {} of a model of {} layers", local.layer,
                     pool->store.model.layers.size());
     }
-    const uint32_t lane = pool->store.model.layers[local.layer].lane;
-    local.kv_heads = pool->store.model.lanes[lane].kv_heads;
+    const layer_geometry& layer = pool->store.model.layers[local.layer];
+    const uint32_t lane = layer.first_lane;  // counters of a layer's heads lie side by side
+    local.kv_heads = layer.kv_heads;
     const bool wanted = local.saturated_keys != nullptr || local.saturated_values != nullptr;
     status verdict = KV_OK;
     if (wanted && local.head_capacity < local.kv_heads) {

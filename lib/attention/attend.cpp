@@ -1,6 +1,6 @@
 // Cutting attention into pieces, running them, joining them.
 //
-//   task    a tile of rows of one item; has its partial softmaxes in the workspace
+//   task    a tile of rows of one item of one call; has its partial softmaxes in the workspace
 //   piece   a stretch of the task's slots; stretches depend on the item's own length alone, and on
 //           which of its blocks are sealed
 //   unit    what one thread takes: a piece of some KV heads. Heads do not mix, so how they are
@@ -48,14 +48,17 @@ struct stretch {
     uint32_t first_slot = 0, end_slot = 0;
     uint32_t pieces = 0;
     bool decode = false;
-    uint64_t coded_offset = 0;   ///< of its integer-coded queries, in floats behind the plain ones
-    bool float_queries = false;  ///< what encoding them said
+    uint64_t coded_offset = 0;  ///< of its integer-coded queries, in floats behind the plain ones
 };
 
-/// Of a decode: the row's queries, and behind them the same for the integer codes of each layout.
+/// Of a decode: the row's queries, and behind them the same for the integer codes of each layout,
+/// with what encoding them said of each KV head.
+uint64_t coded_bytes(const attend_layer& layer, const tile_layout& layout) {
+    return (uint64_t{layer.query_heads} + spare_coded_queries) * coded_query_bytes(layout);
+}
 uint64_t coded_query_floats(const attend_layer& layer, const tile_layout& layout) {
-    return (uint64_t{layer.query_heads} + spare_coded_queries) * coded_query_bytes(layout) /
-           sizeof(float);
+    const uint64_t bytes = coded_bytes(layer, layout);
+    return bytes == 0 ? 0 : (bytes + round_up(layer.kv_heads, 64u)) / sizeof(float);
 }
 uint64_t query_floats(const attend_layer& layer) {
     uint64_t floats = plain_query_floats(layer) + coded_query_floats(layer, layer.layout);
@@ -64,6 +67,7 @@ uint64_t query_floats(const attend_layer& layer) {
 }
 
 struct task {
+    const attend_call* call;
     const attend_item* item;
     uint32_t first_row, end_row;
     uint32_t slots;  ///< seen by its last row
@@ -82,6 +86,10 @@ struct task {
         return reinterpret_cast<std::byte*>(queries + plain_query_floats(layer) +
                                             part.coded_offset);
     }
+    uint8_t* float_queries(const attend_layer& layer, const stretch& part) const {
+        return reinterpret_cast<uint8_t*>(coded_queries(layer, part) +
+                                          coded_bytes(layer, *part.layout));
+    }
     uint32_t units(const attend_layer& layer, uint32_t decode_parts) const {
         return sealed.pieces * (sealed.decode ? decode_parts : layer.kv_heads) +
                open.pieces * (open.decode ? decode_parts : layer.kv_heads);
@@ -94,8 +102,10 @@ struct task {
     }
 };
 
-task make_task(const attend_layer& layer, const attend_item& item, uint32_t first_row) {
+task make_task(const attend_call& call, const attend_item& item, uint32_t first_row) {
+    const attend_layer& layer = *call.layer;
     task made{};
+    made.call = &call;
     made.item = &item;
     made.first_row = first_row;
     made.end_row = std::min(item.rows, first_row + rows_per_task(layer));
@@ -139,17 +149,20 @@ void place_kept(float* memory, kept_weights& kept) {
         reinterpret_cast<uint16_t*>(kept.largest + uint64_t{kept.vectors} * kept.group_stride);
 }
 
-/// Walks the tasks of all items in order.
+/// Walks the tasks of all items of all calls in order.
 struct task_cursor {
+    const attend_call* call = nullptr;
+    const attend_call* end_call = nullptr;
     uint32_t item = 0;
     uint32_t row = 0;
 
-    bool done(const attend_call& call) {
-        while (item < call.item_count && row >= call.items[item].rows) {
-            ++item;
-            row = 0;
+    bool done() {
+        for (; call != end_call; ++call, item = 0) {
+            for (; item < call->item_count; ++item, row = 0) {
+                if (row < call->items[item].rows) return false;
+            }
         }
-        return item == call.item_count;
+        return true;
     }
 };
 
@@ -161,13 +174,13 @@ struct wave {
 };
 
 /// Takes tasks until the workspace or the wave is full; at least one fits.
-void fill_wave(const attend_call& call, task_cursor& cursor, wave& out) {
-    const attend_layer& layer = *call.layer;
-    float* next = reinterpret_cast<float*>(call.workspace);
-    uint64_t room = call.workspace_bytes / sizeof(float);
+void fill_wave(const attend_call& first, task_cursor& cursor, wave& out) {
+    const attend_layer& layer = *first.layer;
+    float* next = reinterpret_cast<float*>(first.workspace);
+    uint64_t room = first.workspace_bytes / sizeof(float);
     out.count = 0;
-    while (out.count < max_tasks && !cursor.done(call)) {
-        task made = make_task(layer, call.items[cursor.item], cursor.row);
+    while (out.count < max_tasks && !cursor.done()) {
+        task made = make_task(*cursor.call, cursor.call->items[cursor.item], cursor.row);
         const uint64_t queries = made.decode ? query_floats(layer) : 0;
         const uint64_t partials = made.pieces * made.stride;
         uint64_t kept = 0;
@@ -197,8 +210,7 @@ void number_units(const attend_layer& layer, uint32_t concurrency, wave& out) {
     }
 }
 
-void run_unit(const attend_call& call, const wave& in, uint32_t unit) {
-    const attend_layer& layer = *call.layer;
+void run_unit(const attend_layer& layer, const wave& in, uint32_t unit) {
     const task* end = in.tasks + in.count;
     const task& mine = *(std::upper_bound(in.tasks, end, unit,
                                           [](uint32_t value, const task& candidate) {
@@ -216,7 +228,7 @@ void run_unit(const attend_call& call, const wave& in, uint32_t unit) {
     const uint32_t number = place / parts;
     const partial_softmax partial = mine.partial(layer, number + (sealed ? 0 : mine.sealed.pieces));
     attend_piece piece;
-    piece.call = &call;
+    piece.call = mine.call;
     piece.item = mine.item;
     piece.layout = from.layout;
     piece.first_slot = from.first_slot + number * mine.slots_per_piece;
@@ -229,7 +241,7 @@ void run_unit(const attend_call& call, const wave& in, uint32_t unit) {
     piece.kept = mine.observed ? &mine.kept : nullptr;
     if (from.decode) {
         piece.coded_queries = mine.coded_queries(layer, from);
-        piece.float_queries = from.float_queries;
+        piece.float_queries = mine.float_queries(layer, from);
         attend_decode(piece, partial);
     } else {
         attend_blocked(piece, partial);
@@ -237,14 +249,13 @@ void run_unit(const attend_call& call, const wave& in, uint32_t unit) {
 }
 
 /// Joins the pieces of a task's rows for the query heads of one KV head.
-void join_rows(const attend_call& call, const task& mine, uint32_t kv_head) {
-    const attend_layer& layer = *call.layer;
+void join_rows(const attend_layer& layer, const task& mine, uint32_t kv_head) {
     const uint32_t group = layer.query_heads / layer.kv_heads;
     for (uint32_t row = 0; row < mine.rows(); ++row) {
         for (uint32_t head = kv_head * group; head < (kv_head + 1) * group; ++head) {
             const uint32_t vector = row * layer.query_heads + head;
             const float log_sum =
-                join_pieces(call, mine.partial(layer, 0), mine.stride, mine.pieces, vector,
+                join_pieces(*mine.call, mine.partial(layer, 0), mine.stride, mine.pieces, vector,
                             mine.item->first_row + mine.first_row + row, head);
             if (mine.observed) mine.kept.log_sums[vector] = log_sum;
         }
@@ -335,31 +346,33 @@ uint64_t attend_workspace_bytes(const attend_layer& layer, uint32_t max_slots, b
            sizeof(float);
 }
 
-void attend(const attend_call& call, executor& threads) {
-    const attend_layer& layer = *call.layer;
-    const bool observed =
-        std::any_of(call.items, call.items + call.item_count,
-                    [](const attend_item& item) { return item.observer != nullptr; });
-    task_cursor cursor;
+void attend(const attend_call* calls, uint32_t call_count, executor& threads) {
+    const attend_layer& layer = *calls[0].layer;  // of the shape of all
+    const auto has_observers = [](const attend_call& call) {
+        return std::any_of(call.items, call.items + call.item_count,
+                           [](const attend_item& item) { return item.observer != nullptr; });
+    };
+    const bool observed = std::any_of(calls, calls + call_count, has_observers);
+    task_cursor cursor{calls, calls + call_count};
     wave current;
-    while (!cursor.done(call)) {
-        fill_wave(call, cursor, current);
+    while (!cursor.done()) {
+        fill_wave(calls[0], cursor, current);
         number_units(layer, threads.concurrency(), current);
         threads.for_each(current.count, [&](uint32_t t) {
             task& mine = current.tasks[t];
             if (mine.decode) {
-                load_queries(call, mine.item->first_row, 0, layer.query_heads, mine.queries);
+                load_queries(*mine.call, mine.item->first_row, 0, layer.query_heads, mine.queries);
                 for (stretch* part : {&mine.sealed, &mine.open}) {
                     if (!part->decode || coded_query_bytes(*part->layout) == 0) continue;
-                    part->float_queries =
-                        encode_queries(*part->layout, layer.query_heads, mine.queries,
-                                       mine.coded_queries(layer, *part));
+                    encode_queries(*part->layout, layer.query_heads, mine.queries,
+                                   mine.coded_queries(layer, *part),
+                                   mine.float_queries(layer, *part));
                 }
             }
         });
-        threads.for_each(current.units, [&](uint32_t unit) { run_unit(call, current, unit); });
+        threads.for_each(current.units, [&](uint32_t unit) { run_unit(layer, current, unit); });
         threads.for_each(current.count * layer.kv_heads, [&](uint32_t unit) {
-            join_rows(call, current.tasks[unit / layer.kv_heads], unit % layer.kv_heads);
+            join_rows(layer, current.tasks[unit / layer.kv_heads], unit % layer.kv_heads);
         });
         if (observed) observe_wave(layer, current, threads);
     }

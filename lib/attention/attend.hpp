@@ -1,4 +1,5 @@
-// Attention over the paged cache of one layer, for all sequences of a step.
+// Attention over the paged cache of one layer, for all sequences of a step. A layer whose KV heads
+// have lanes of their own is a call for each of them, all run together.
 //
 // Cut: a sequence's context is cut into chunks by its own length alone, its rows into tiles by
 // their own number alone; partial results are joined in ascending chunk order. So the output has
@@ -72,10 +73,15 @@ struct attend_call {
     uint32_t item_count = 0;
     tensor_view queries;           ///< [rows, query_heads, key_dim]
     tensor_view out;               ///< [rows, query_heads, value_dim]
-    float* log_sum_exp = nullptr;  ///< [rows, query_heads] or null
+    float* log_sum_exp = nullptr;  ///< [rows, row_heads] or null
+    uint32_t row_heads = 0;        ///< 0: query_heads; more where the layer is one of several lanes
     std::byte* workspace = nullptr;
     uint64_t workspace_bytes = 0;
 
+    float& log_sum_at(uint32_t row, uint32_t head) const {
+        return log_sum_exp[uint64_t{row} * (row_heads != 0 ? row_heads : layer->query_heads) +
+                           head];
+    }
     lane_positions positions_of(const attend_item& item) const {
         return {positions, sealed_positions, item.sealed_blocks};
     }
@@ -86,8 +92,11 @@ struct attend_call {
 uint64_t attend_workspace_bytes(const attend_layer& layer, uint32_t max_slots,
                                 bool observed = false);
 
-/// SIMD, on the best instruction set of this processor. Allocates nothing.
-void attend(const attend_call& call, executor& threads);
+/// SIMD, on the best instruction set of this processor. Allocates nothing. Several calls run as
+/// one: lanes of a layer, whose attend_layers differ in what they point to alone. All work in the
+/// workspace of the first.
+void attend(const attend_call* calls, uint32_t call_count, executor& threads);
+inline void attend(const attend_call& call, executor& threads) { attend(&call, 1, threads); }
 
 /// Name of the instruction set in use, such as "AVX3_ZEN4".
 const char* attend_target_name();

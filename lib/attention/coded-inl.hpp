@@ -260,29 +260,31 @@ const float* level_head(const tile_layout& layout, uint32_t kv_head, const float
     return levelled;
 }
 
-bool encode_query_heads(const tile_layout& layout, uint32_t query_heads, const float* queries,
-                        std::byte* out) {
+// Each KV head decides for itself, so that what is in other heads does not show in its scores.
+void encode_query_heads(const tile_layout& layout, uint32_t query_heads, const float* queries,
+                        std::byte* out, uint8_t* as_floats) {
     const coded_operand keys(layout.keys, 0);
     const uint32_t bytes = coded_query_bytes(layout);
     const uint32_t group = query_heads / layout.kv_heads;
     alignas(64) float levelled[widest_row];
-    bool as_floats = true;
+    bool never_whole = true;
 #if HWY_TARGET == HWY_AVX3
     const bool tiles = multiplies_tiles(layout, layout.keys);
-    as_floats = !tiles && !multiplies_codes(layout, layout.keys);
+    never_whole = !tiles && !multiplies_codes(layout, layout.keys);
 #endif
     const auto level = [&](uint32_t head) {
         std::byte* means = out + uint64_t{head} * bytes + mean_query_offset(layout);
         return level_head(layout, head / group, queries + uint64_t{head} * keys.dim, means,
                           levelled);
     };
-    for (uint32_t head = 0; head < query_heads && !as_floats; ++head) {
-        as_floats = has_large_channel(level(head), keys);
+    std::fill_n(as_floats, layout.kv_heads, uint8_t{never_whole});
+    for (uint32_t head = 0; head < query_heads && !never_whole; ++head) {
+        if (has_large_channel(level(head), keys)) as_floats[head / group] = 1;
     }
     for (uint32_t head = 0; head < query_heads; ++head) {
         const float* query = level(head);
         std::byte* target = out + uint64_t{head} * bytes;
-        if (as_floats) {
+        if (as_floats[head / group] != 0) {
             prepare_query(query, keys, target);
             continue;
         }
@@ -294,7 +296,6 @@ bool encode_query_heads(const tile_layout& layout, uint32_t query_heads, const f
         }
 #endif
     }
-    return as_floats;
 }
 
 bool reads_codes() { return true; }
@@ -305,7 +306,7 @@ void score_coded(const run_tiles&, const tile_layout&, bool, uint32_t, uint32_t,
                  uint32_t, float*) {}
 void add_coded_values(const run_tiles&, const tile_layout&, uint32_t, uint32_t, const float*,
                       uint32_t, uint32_t, float*) {}
-bool encode_query_heads(const tile_layout&, uint32_t, const float*, std::byte*) { return true; }
+void encode_query_heads(const tile_layout&, uint32_t, const float*, std::byte*, uint8_t*) {}
 struct sealed_tile {
     const operand_layout& operand;
     const std::byte* tile;

@@ -224,7 +224,7 @@ struct decoder {
             if (!last_head) {
                 tiles.next_keys[g] = tiles.keys[g] + key_head_bytes;
                 tiles.next_values[g] = tiles.values[g] + value_head_bytes;
-            } else if (next_slot < piece.end_slot) {
+            } else if (next_slot < piece.item->slots) {
                 const std::byte* next = block_of(next_slot);
                 const uint32_t place = next_slot % layout.block_tokens;
                 tiles.next_keys[g] = next + codes_at(layout.keys, place, piece.first_head);
@@ -268,8 +268,8 @@ struct decoder {
                              run % layout.block_tokens, heads, queries + done * key_dim, scores);
             } else {
                 const std::byte* coded = piece.coded_queries + uint64_t{query_head} * query_bytes;
-                score_coded(tiles, layout, piece.float_queries, head, heads, coded, query_bytes,
-                            scores);
+                score_coded(tiles, layout, piece.float_queries[head] != 0, head, heads, coded,
+                            query_bytes, scores);
                 if (has_means) {
                     score_means(layout, slot_positions, end - first, heads, coded, query_bytes,
                                 scores + (first - run));
@@ -415,9 +415,9 @@ uint32_t mean_query_offset(const tile_layout& layout) {
     return coded_query_bytes(layout) - mean_query_bytes(layout.keys);
 }
 
-bool encode_queries(const tile_layout& layout, uint32_t query_heads, const float* queries,
-                    std::byte* out) {
-    return HWY_DYNAMIC_DISPATCH(encode_query_heads)(layout, query_heads, queries, out);
+void encode_queries(const tile_layout& layout, uint32_t query_heads, const float* queries,
+                    std::byte* out, uint8_t* as_floats) {
+    HWY_DYNAMIC_DISPATCH(encode_query_heads)(layout, query_heads, queries, out, as_floats);
 }
 
 void attend_decode(const attend_piece& piece, const partial_softmax& partial) {

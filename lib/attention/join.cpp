@@ -73,9 +73,7 @@ float join_head(const attend_call& call, const partial_softmax& first, uint64_t 
     if (layer.layout.values.rotated) rotate_row(values, dim);
     store_row(call.out, row, head, values, dim);
     const float log_sum = total != 0.0f ? largest + std::log(total) : nothing;
-    if (call.log_sum_exp != nullptr) {
-        call.log_sum_exp[uint64_t{row} * layer.query_heads + head] = log_sum;
-    }
+    if (call.log_sum_exp != nullptr) call.log_sum_at(row, head) = log_sum;
     return log_sum;
 }
 

@@ -54,7 +54,7 @@ struct attend_piece {
     uint32_t first_row = 0, end_row = 0;       ///< within the item; partials are of these rows
     const float* queries = nullptr;            ///< decode: load_queries of the row, all heads
     const std::byte* coded_queries = nullptr;  ///< decode of records: encode_queries of them
-    bool float_queries = false;                ///< and what that returned
+    const uint8_t* float_queries = nullptr;    ///< and what that left there, by KV head
     const kept_weights* kept = nullptr;        ///< null: nobody observes
 };
 
@@ -76,11 +76,11 @@ inline constexpr uint32_t spare_coded_queries = 3;
 /// Where among them its products with the mean of keys begin (means-inl.hpp), where keys have one.
 uint32_t mean_query_offset(const tile_layout& layout);
 
-/// Brings the queries of a row into the form that codes of keys are multiplied with. Returns
-/// whether that is floats: whole numbers of 24 bits are too coarse for heads with a channel that is
-/// far above the others.
-bool encode_queries(const tile_layout& layout, uint32_t query_heads, const float* queries,
-                    std::byte* out);
+/// Brings the queries of a row into the form that codes of keys are multiplied with. as_floats says
+/// for each KV head whether that is floats: whole numbers of 24 bits are too coarse for heads with
+/// a channel that is far above the others.
+void encode_queries(const tile_layout& layout, uint32_t query_heads, const float* queries,
+                    std::byte* out, uint8_t* as_floats);
 
 /// item.rows == 1, decode_reads(piece.layout).
 void attend_decode(const attend_piece& piece, const partial_softmax& partial);

@@ -90,7 +90,7 @@ struct row_of_item {
                           static_cast<float>(value));
         }
         if (call.log_sum_exp != nullptr) {
-            call.log_sum_exp[uint64_t{item.first_row + row} * layer.query_heads + head] =
+            call.log_sum_at(item.first_row + row, head) =
                 static_cast<float>(largest + std::log(denominator));
         }
     }

@@ -12,6 +12,7 @@
 #include <hwy/foreach_target.h>
 #include <hwy/highway.h>
 
+#include <algorithm>
 #include <atomic>
 
 #include "base/checked.hpp"
@@ -255,19 +256,27 @@ constexpr uint64_t bytes_worth_a_thread = 128 << 10;
 
 }  // namespace
 
-void write_rows(const tile_layout& layout, std::byte* arena, const write_item* items,
-                uint32_t item_count, const tensor_view& keys, const tensor_view& values,
-                const saturation_counts& saturated, executor& threads) {
+void write_rows(const write_call* calls, uint32_t call_count, std::byte* arena, executor& threads) {
     uint64_t rows = 0;
-    for (uint32_t i = 0; i < item_count; ++i) rows += items[i].rows;
+    for (uint32_t i = 0; i < calls[0].item_count; ++i) rows += calls[0].items[i].rows;
+    const tile_layout& layout = *calls[0].layout;
     const uint64_t row_bytes =
         uint64_t{layout.kv_heads} * (layout.keys.row_bytes() + layout.values.row_bytes());
     const uint64_t stripe_rows =
         round_up(ceil_divide(bytes_worth_a_thread, row_bytes), uint64_t{slot_group});
     const auto write = &HWY_DYNAMIC_DISPATCH(write_stripe);
-    threads.for_each(static_cast<uint32_t>(ceil_divide(rows, stripe_rows)), [&](uint32_t stripe) {
-        write(layout, arena, items, item_count, keys, values, saturated, stripe * stripe_rows,
-              (stripe + 1) * stripe_rows);
+    const uint64_t all_rows = rows * call_count;
+    const uint32_t stripes = static_cast<uint32_t>(ceil_divide(all_rows, stripe_rows));
+    threads.for_each(stripes, [&](uint32_t stripe) {
+        const uint64_t end = std::min(all_rows, (stripe + 1) * stripe_rows);
+        for (uint64_t first = stripe * stripe_rows; first < end;) {
+            const write_call& call = calls[first / rows];
+            const uint64_t of_call = first / rows * rows;
+            const uint64_t end_here = std::min(end, of_call + rows);
+            write(*call.layout, arena, call.items, call.item_count, call.keys, call.values,
+                  call.saturated, first - of_call, end_here - of_call);
+            first = end_here;
+        }
     });
 }
 

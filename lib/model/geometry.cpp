@@ -85,14 +85,32 @@ status check_tile(const format_description& format, const char* field, uint32_t 
                 layer, field, format.name, format.tile.token_multiple, block_tokens);
 }
 
-status describe_lane(const kv_layer& layer, uint32_t index, tile_order order, model_geometry& out,
-                     float*& next_value, lane_geometry& lane) {
+/// What belongs to a KV head of the layer and those behind it.
+void skip_heads(uint32_t heads, operand_layout& operand) {
+    if (operand.scales != nullptr) operand.scales += heads;
+    if (operand.channel_means != nullptr) {
+        operand.channel_means += uint64_t{heads} * operand.dim;
+        operand.channel_scales += uint64_t{heads} * operand.dim;
+    }
+}
+
+uint32_t lanes_of(const kv_layer& layer) {
+    if ((layer.flags & KV_LAYER_SHARED) != 0) return 0;
+    return (layer.flags & KV_LAYER_LANE_PER_HEAD) != 0 ? layer.kv_heads : 1;
+}
+
+/// Fills the lanes of a layer: the first, and the others like it.
+status describe_lanes(const kv_layer& layer, uint32_t index, tile_order order, model_geometry& out,
+                      float*& next_value, lane_geometry* lanes) {
+    const uint32_t lane_count = lanes_of(layer);
+    const uint32_t kv_heads = layer.kv_heads / lane_count;
+    lane_geometry& lane = lanes[0];
     const format_description* key_format = nullptr;
     const format_description* value_format = nullptr;
     KVRT_TRY(resolve_format(layer.key_format, operand_role::keys, index, key_format));
     KVRT_TRY(resolve_format(layer.value_format, operand_role::values, index, value_format));
     lane.layer = index;
-    lane.kv_heads = layer.kv_heads;
+    lane.kv_heads = kv_heads;
     lane.window = layer.window;
     lane.window_sinks = layer.window_sinks;
     lane.first_counter = out.counters;
@@ -102,7 +120,7 @@ status describe_lane(const kv_layer& layer, uint32_t index, tile_order order, mo
     const format_description& written_keys = written_format(*key_format);
     const format_description& written_values = written_format(*value_format);
     const uint64_t bytes =
-        uint64_t{out.block_tokens} * layer.kv_heads *
+        uint64_t{out.block_tokens} * kv_heads *
         (record_bytes(written_keys, layer.key_dim) + record_bytes(written_values, layer.value_dim));
     if (bytes + guard_bytes > slab_bytes) {
         return fail(KV_UNSUPPORTED,
@@ -111,8 +129,8 @@ status describe_lane(const kv_layer& layer, uint32_t index, tile_order order, mo
                     index, out.block_tokens, bytes, slab_bytes);
     }
     const auto layout_of = [&](const format_description& keys, const format_description& values) {
-        return make_tile_layout(order, out.block_tokens, layer.kv_heads, layer.key_dim,
-                                layer.value_dim, keys, values);
+        return make_tile_layout(order, out.block_tokens, kv_heads, layer.key_dim, layer.value_dim,
+                                keys, values);
     };
     lane.sealed_layout = layout_of(*key_format, *value_format);
     KVRT_TRY(take_storage(layer.key_storage, layer.kv_heads, "key_storage", index, next_value,
@@ -123,26 +141,41 @@ status describe_lane(const kv_layer& layer, uint32_t index, tile_order order, mo
     lane.layout.keys.share_constants(lane.sealed_layout.keys);
     lane.layout.values.share_constants(lane.sealed_layout.values);
     lane.seals = lane.sealed_layout.keys.tiled() || lane.sealed_layout.values.tiled();
-    const uint32_t positions = layer.kv_heads * out.block_tokens;
+    const uint32_t positions = kv_heads * out.block_tokens;
     KVRT_TRY(find_class(lane.layout.block_bytes, positions, out, lane.class_index));
-    return find_class(lane.sealed_layout.block_bytes, positions, out, lane.sealed_class_index);
+    KVRT_TRY(find_class(lane.sealed_layout.block_bytes, positions, out, lane.sealed_class_index));
+    for (uint32_t i = 1; i < lane_count; ++i) {
+        lanes[i] = lane;
+        lanes[i].first_head = i * kv_heads;
+        for (tile_layout* part : {&lanes[i].layout, &lanes[i].sealed_layout}) {
+            skip_heads(lanes[i].first_head, part->keys);
+            skip_heads(lanes[i].first_head, part->values);
+        }
+    }
+    return KV_OK;
 }
 
 /// A layer that shares another's cache must fit it: what it does not say is the owner's.
-status check_shared(const kv_layer& layer, uint32_t index, const model_geometry& out,
-                    uint32_t& lane_index) {
+status check_shared(const kv_layer& layer, uint32_t index, const model_geometry& out) {
+    if ((layer.flags & KV_LAYER_LANE_PER_HEAD) != 0) {
+        return fail(
+            KV_INVALID,
+            "layer {}: KV_LAYER_LANE_PER_HEAD with KV_LAYER_SHARED: say it of shared_layer, "
+            "whose lanes these are",
+            index);
+    }
     if (layer.shared_layer >= index || !out.layers[layer.shared_layer].stores) {
         return fail(KV_INVALID, "layer {}: shared_layer {} must be an earlier layer that stores",
                     index, layer.shared_layer);
     }
-    lane_index = out.layers[layer.shared_layer].lane;
-    const lane_geometry& owner = out.lanes[lane_index];
-    if (layer.kv_heads != owner.kv_heads || layer.key_dim != owner.layout.keys.dim ||
+    const layer_geometry& owning = out.layers[layer.shared_layer];
+    const lane_geometry& owner = out.lanes[owning.first_lane];
+    if (layer.kv_heads != owning.kv_heads || layer.key_dim != owner.layout.keys.dim ||
         layer.value_dim != owner.layout.values.dim) {
         return fail(KV_INVALID,
                     "layer {}: kv_heads {}, key_dim {}, value_dim {} differ from {}, {}, {} of "
                     "shared_layer {}",
-                    index, layer.kv_heads, layer.key_dim, layer.value_dim, owner.kv_heads,
+                    index, layer.kv_heads, layer.key_dim, layer.value_dim, owning.kv_heads,
                     owner.layout.keys.dim, owner.layout.values.dim, layer.shared_layer);
     }
     // A narrower window than the owner's is a mask; a wider one would see blocks that are gone.
@@ -190,8 +223,13 @@ status describe_model(const kv_model* model_argument, uint32_t block_tokens, til
         KVRT_TRY(read_checked_layer(model, i, layer));
         if (layer.sink_logits != nullptr) head_values += layer.query_heads;
         if (layer.alibi_slopes != nullptr) head_values += layer.query_heads;
+        lane_count += lanes_of(layer);
+        if (lane_count > max_lanes) {
+            return fail(KV_UNSUPPORTED,
+                        "layer {}: the model has more than {} lanes with those of its KV heads", i,
+                        max_lanes);
+        }
         if ((layer.flags & KV_LAYER_SHARED) == 0) {
-            ++lane_count;
             head_values += 2 * uint64_t{layer.kv_heads};  // static scales, at most
             const format_description* keys = find_format(layer.key_format, operand_role::keys);
             if (keys != nullptr && keys->needs_channels) {
@@ -211,12 +249,20 @@ status describe_model(const kv_model* model_argument, uint32_t block_tokens, til
         layer_geometry& target = out.layers[i];
         target.stores = (layer.flags & KV_LAYER_SHARED) == 0;
         if (target.stores) {
-            target.lane = next_lane++;
-            KVRT_TRY(describe_lane(layer, i, order, out, next_value, out.lanes[target.lane]));
+            target.first_lane = next_lane;
+            target.lanes = lanes_of(layer);
+            next_lane += target.lanes;
+            KVRT_TRY(
+                describe_lanes(layer, i, order, out, next_value, &out.lanes[target.first_lane]));
         } else {
-            KVRT_TRY(check_shared(layer, i, out, target.lane));
+            KVRT_TRY(check_shared(layer, i, out));
+            target.first_lane = out.layers[layer.shared_layer].first_lane;
+            target.lanes = out.layers[layer.shared_layer].lanes;
         }
-        if (layer.window != 0) out.lanes[target.lane].evictable = false;
+        for (uint32_t lane = target.first_lane; layer.window != 0 && lane < target.end_lane();
+             ++lane) {
+            out.lanes[lane].evictable = false;
+        }
         target.query_heads = layer.query_heads;
         target.kv_heads = layer.kv_heads;
         target.window = layer.window;

@@ -2,9 +2,10 @@
 // block classes. A new architecture is a new description, not a new branch.
 //
 //   layer   what attends: heads, scale, window, biases. A layer that shares another's cache points
-//           to the owner's lane and stores nothing.
-//   lane    what stores: one per owning layer; has a block class and a tile layout. With a
-//           tile-local format it has two of each: blocks are written raw, and sealed when full.
+//           to the owner's lanes and stores nothing.
+//   lane    what stores: one per owning layer, or one for each of its KV heads; has a block class
+//           and a tile layout. With a tile-local format it has two of each: blocks are written raw,
+//           and sealed when full. Lanes of a layer follow each other, by KV head.
 //   class   all lanes whose blocks have the same number of bytes.
 #pragma once
 
@@ -19,13 +20,21 @@
 namespace kvrt {
 
 inline constexpr uint32_t max_heads = 1024;
+inline constexpr uint32_t max_lanes = 8191;  ///< of a model
 inline constexpr uint32_t min_head_dim = 32;
 inline constexpr uint32_t max_head_dim = 256;
 inline constexpr uint32_t head_dim_multiple = 8;
 
-struct layer_geometry {
+/// Where a KV head of a layer is stored.
+struct head_place {
     uint32_t lane = 0;
-    bool stores = true;  ///< false: attends over another layer's lane
+    uint32_t head = 0;  ///< in the lane
+};
+
+struct layer_geometry {
+    uint32_t first_lane = 0;
+    uint32_t lanes = 1;  ///< 1, or kv_heads: one each
+    bool stores = true;  ///< false: attends over another layer's lanes
     uint32_t query_heads = 0;
     uint32_t kv_heads = 0;
     uint32_t window = 0;
@@ -36,15 +45,23 @@ struct layer_geometry {
     const float* alibi_slopes = nullptr;  ///< [query_heads], owned by model_geometry
     bool rope_known = false;              ///< the host described it (style NONE counts)
     rope_description rope;
+
+    uint32_t end_lane() const { return first_lane + lanes; }
+    uint32_t group() const { return query_heads / kv_heads; }
+    head_place place_of(uint32_t kv_head) const {
+        return lanes == 1 ? head_place{first_lane, kv_head} : head_place{first_lane + kv_head, 0};
+    }
 };
 
 struct lane_geometry {
     uint32_t layer = 0;
     uint32_t class_index = 0;
     uint32_t kv_heads = 0;
+    uint32_t first_head = 0;  ///< the layer's KV head that is this lane's head 0
     uint32_t window = 0;
     uint32_t window_sinks = 0;
-    uint32_t first_counter = 0;  ///< of 2 * kv_heads: saturated keys, then values, by head
+    /// Of 2 * the layer's kv_heads: saturated keys, then values, by KV head of the layer.
+    uint32_t first_counter = 0;
     /// Policies may choose its survivors: no reader of this lane masks by a window, whose edge
     /// would differ from head to head once sets of survivors do.
     bool evictable = true;
@@ -62,7 +79,7 @@ struct model_geometry {
     host_array<lane_geometry> lanes;
     std::array<block_store::class_description, max_block_classes> classes = {};
     uint32_t class_count = 0;
-    uint32_t counters = 0;                   ///< of all lanes
+    uint32_t counters = 0;                   ///< of all layers that store
     host_array<float> head_values;           ///< sink logits, ALiBi slopes, constants of operands
     host_array<position_rotation> turnings;  ///< of lanes whose keys need positions; each once
     host_array<float> turning_tables;

@@ -15,14 +15,16 @@ status create_retention(cache& store, retention_context& context) {
     uint32_t score_rows = 0;
     uint64_t weights = 0;
     uint64_t phases = 0;
+    uint32_t lanes = 0;
     for (const lane_geometry& lane : model.lanes) {
         const layer_geometry& layer = model.layers[lane.layer];
         triattention_shape widest;
         widest.key_dim = lane.layout.keys.dim;
-        widest.group = layer.query_heads / layer.kv_heads;
+        widest.group = layer.group();
         widest.offset_max = 1u << 31;
         widest.maximum = true;
-        kv_heads = std::max(kv_heads, lane.kv_heads);
+        kv_heads = std::max(kv_heads, layer.kv_heads);
+        lanes = std::max(lanes, layer.lanes);
         score_rows = std::max(score_rows, layer.query_heads);
         weights = std::max(weights, triattention_weight_count(widest, layer.rope));
         phases = std::max(phases, triattention_phase_count(widest, layer.rope));
@@ -32,14 +34,17 @@ status create_retention(cache& store, retention_context& context) {
     host_allocator& allocator = store.allocator;
     KVRT_TRY(create_statistics(store, context.statistics));
     KVRT_TRY(context.chosen_lanes.allocate(allocator, model.lanes.size(), "round scratch"));
+    KVRT_TRY(context.keep.allocate(allocator, model.lanes.size(), "round scratch"));
     KVRT_TRY(context.scores.allocate(allocator, score_rows * context.slot_stride, "round scratch",
                                      memory_contents::undefined));
     KVRT_TRY(context.totals.allocate(allocator, kv_heads * context.slot_stride, "round scratch",
                                      memory_contents::undefined));
     KVRT_TRY(context.survivors.allocate(allocator, kv_heads * context.slot_stride, "round scratch",
                                         memory_contents::undefined));
-    KVRT_TRY(
-        context.target_table.allocate(allocator, store.sequences.max_blocks(), "round scratch"));
+    KVRT_TRY(context.moves.allocate(allocator, lanes, "round scratch"));
+    KVRT_TRY(context.target_tables.allocate(allocator,
+                                            uint64_t{lanes} * store.sequences.max_blocks(),
+                                            "round scratch", memory_contents::undefined));
     KVRT_TRY(context.recoded.allocate(allocator, kv_heads, "round scratch"));
     KVRT_TRY(context.phases.allocate(allocator, phases, "round scratch"));
     return context.weights.allocate(allocator, kv_heads * weights, "round scratch");
@@ -63,13 +68,13 @@ status check_policy(const cache& store, const kv_policy& policy) {
         return fail(KV_INVALID, "policy: PROTECT_PROMPT needs prompt_tokens");
     }
     if (policy.scorer != KV_SCORER_TRIATTENTION) return KV_OK;
-    for (uint32_t lane = 0; lane < store.model.lanes.size(); ++lane) {
-        if (store.model.lanes[lane].evictable && !has_statistics(store, lane)) {
+    for (const lane_geometry& lane : store.model.lanes) {
+        if (lane.evictable && !has_statistics(store, lane.layer)) {
             return fail(
                 KV_UNSUPPORTED,
                 "layer {} has no kv_rope: TriAttention must know how keys are rotated (style "
                 "KV_ROPE_NONE if they are not)",
-                store.model.lanes[lane].layer);
+                lane.layer);
         }
     }
     return KV_OK;
@@ -105,46 +110,65 @@ bool same_tokens(const slot_positions& a, const slot_positions& b) {
     return true;
 }
 
+/// The first KV head of a chosen lane whose survivors are those of `set`; a place behind all lanes
+/// where there is none.
+head_place first_of_set(const round_plan& plan, uint32_t set) {
+    const host_array<lane_geometry>& lanes = plan.store.model.lanes;
+    for (uint32_t lane = 0; lane < lanes.size(); ++lane) {
+        const lane_geometry& geometry = lanes[lane];
+        if (!plan.chosen(lane)) continue;
+        if (plan.selection == KV_SELECT_UNION) return {lane, 0};
+        if (set >= geometry.first_head && set - geometry.first_head < geometry.kv_heads) {
+            return {lane, set - geometry.first_head};
+        }
+    }
+    return {static_cast<uint32_t>(lanes.size()), 0};
+}
+
 /// A set common to lanes, or to lanes and heads, needs the same tokens in all of them: earlier
 /// rounds with another selection, or that left layers out, may have let them come apart.
 status check_sets(const round_plan& plan) {
     if (plan.selection == KV_SELECT_PER_LAYER_PER_HEAD) return KV_OK;
     const model_geometry& model = plan.store.model;
-    const bool by_head = plan.selection == KV_SELECT_PER_HEAD;
     const uint32_t lanes = static_cast<uint32_t>(model.lanes.size());
     const uint8_t* chosen = plan.context.chosen_lanes.data();
     const uint32_t first = static_cast<uint32_t>(std::find(chosen, chosen + lanes, 1) - chosen);
+    const uint32_t first_layer = model.lanes[first].layer;
     for (uint32_t lane = first; lane < lanes; ++lane) {
         if (chosen[lane] == 0) continue;
-        const uint32_t heads = model.lanes[lane].kv_heads;
-        if (by_head && heads != model.lanes[first].kv_heads) {
+        const lane_geometry& geometry = model.lanes[lane];
+        const uint32_t heads = model.layers[geometry.layer].kv_heads;
+        if (plan.selection == KV_SELECT_PER_HEAD && heads != model.layers[first_layer].kv_heads) {
             return fail(
                 KV_INVALID,
                 "policy: layers {} and {} have {} and {} KV heads: selection PER_HEAD needs "
                 "the same number in all",
-                model.lanes[first].layer, model.lanes[lane].layer, model.lanes[first].kv_heads,
-                heads);
+                first_layer, geometry.layer, model.layers[first_layer].kv_heads, heads);
         }
-        for (uint32_t head = 0; head < heads; ++head) {
-            const uint32_t other = by_head ? head : 0;
+        for (uint32_t head = 0; head < geometry.kv_heads; ++head) {
+            const head_place other = first_of_set(plan, set_of(plan, lane, head));
             if (same_tokens(positions_of(plan.store, plan.owner, lane, head),
-                            positions_of(plan.store, plan.owner, first, other))) {
+                            positions_of(plan.store, plan.owner, other.lane, other.head))) {
                 continue;
             }
+            const lane_geometry& others = model.lanes[other.lane];
             return fail(KV_INVALID,
                         "policy: layer {} head {} retains other tokens than layer {} head {}: a "
                         "selection common to them needs the same in all, so keep to one selection "
                         "per sequence",
-                        model.lanes[lane].layer, head, model.lanes[first].layer, other);
+                        geometry.layer, geometry.first_head + head, others.layer,
+                        others.first_head + other.head);
         }
     }
     return KV_OK;
 }
 
-/// Chooses lanes and how many slots they keep. False when there is nothing to remove.
+/// Chooses lanes and how many slots they keep: the same number in all. False when there is nothing
+/// to remove.
 bool choose_lanes(round_plan& plan) {
     const uint32_t lanes = static_cast<uint32_t>(plan.store.model.lanes.size());
     const bool on_top = (plan.policy.flags & KV_POLICY_PROMPT_ON_TOP) != 0;
+    uint32_t keep = 0;
     for (uint32_t lane = 0; lane < lanes; ++lane) {
         const lane_geometry& geometry = plan.store.model.lanes[lane];
         const bool skipped =
@@ -152,16 +176,17 @@ bool choose_lanes(round_plan& plan) {
         const bool chosen = geometry.evictable && !skipped && plan.owner.lanes[lane].slots != 0;
         plan.context.chosen_lanes[lane] = chosen ? 1 : 0;
         for (uint32_t head = 0; chosen && head < geometry.kv_heads; ++head) {
-            plan.keep = std::max(
-                plan.keep, retained_after_round(plan.owner.lanes[lane].slots, plan.policy.budget,
-                                                on_top, guards_of(plan, lane, head)));
+            keep = std::max(
+                keep, retained_after_round(plan.owner.lanes[lane].slots, plan.policy.budget, on_top,
+                                           guards_of(plan, lane, head)));
         }
     }
     bool any = false;
     for (uint32_t lane = 0; lane < lanes; ++lane) {
-        if (plan.context.chosen_lanes[lane] == 0) continue;
-        if (plan.owner.lanes[lane].slots <= plan.keep) plan.context.chosen_lanes[lane] = 0;
-        any = any || plan.context.chosen_lanes[lane] != 0;
+        if (!plan.chosen(lane)) continue;
+        plan.context.keep[lane] = keep;
+        if (plan.owner.lanes[lane].slots <= keep) plan.context.chosen_lanes[lane] = 0;
+        any = any || plan.chosen(lane);
     }
     return any;
 }
@@ -169,7 +194,7 @@ bool choose_lanes(round_plan& plan) {
 status check_room(const round_plan& plan) {
     uint64_t needed[max_block_classes] = {};
     for (uint32_t lane = 0; lane < plan.store.model.lanes.size(); ++lane) {
-        if (plan.context.chosen_lanes[lane] == 0) continue;
+        if (!plan.chosen(lane)) continue;
         if (plan.store.model.lanes[lane].seals) {
             bound_fresh_tiles(plan, lane, needed);
         } else {
@@ -185,65 +210,80 @@ status check_room(const round_plan& plan) {
                 plan.store.blocks.free_bytes(false));
 }
 
-uint32_t* survivors_of(const round_plan& plan, uint32_t kv_head) {
-    return plan.context.survivors.data() + kv_head * plan.context.slot_stride;
+float* totals_of(const round_plan& plan, uint32_t set) {
+    return plan.context.totals.data() + set * plan.context.slot_stride;
 }
 
-float* totals_of(const round_plan& plan, uint32_t kv_head) {
-    return plan.context.totals.data() + kv_head * plan.context.slot_stride;
-}
-
-void move_survivors(const round_plan& plan, uint32_t lane, bool common, compaction_report& report) {
-    if (plan.store.model.lanes[lane].seals) {
-        compact_tiles(plan, lane, common, report);
+void move_survivors(const round_plan& plan, const layer_geometry& layer,
+                    compaction_report& report) {
+    if (plan.store.model.lanes[layer.first_lane].seals) {
+        compact_tiles(plan, layer, report);
     } else {
-        compact_lane(plan, lane, common, report);
+        compact_lanes(plan, layer, report);
     }
+    ++report.layers;
 }
 
 void select_per_layer_per_head(const round_plan& plan, compaction_report& report) {
-    for (uint32_t lane = 0; lane < plan.store.model.lanes.size(); ++lane) {
-        if (plan.context.chosen_lanes[lane] == 0) continue;
-        score_lane(plan, lane);
-        plan.store.threads.for_each(plan.store.model.lanes[lane].kv_heads, [&](uint32_t head) {
+    for (const layer_geometry& layer : plan.store.model.layers) {
+        if (!plan.any_chosen(layer)) continue;
+        score_layer(plan, layer);
+        for_each_head(plan, layer, [&](uint32_t lane, uint32_t head) {
             select_top(lane_scores(plan, lane, head), guards_of(plan, lane, head).candidates,
-                       plan.owner.lanes[lane].slots, plan.keep, survivors_of(plan, head));
+                       plan.owner.lanes[lane].slots, plan.keep(lane),
+                       survivors_of(plan, lane, head));
         });
-        move_survivors(plan, lane, false, report);
+        move_survivors(plan, layer, report);
+    }
+}
+
+/// Adds the scores of a layer's heads to those of their sets.
+void join_scores(const round_plan& plan, const layer_geometry& layer) {
+    for (uint32_t kv_head = 0; kv_head < layer.kv_heads; ++kv_head) {
+        const head_place place = layer.place_of(kv_head);
+        if (!plan.chosen(place.lane)) continue;
+        const slot_ranges candidates = guards_of(plan, place.lane, place.head).candidates;
+        const float* scores = lane_scores(plan, place.lane, place.head);
+        float* totals = totals_of(plan, set_of(plan, place.lane, place.head));
+        if (plan.selection == KV_SELECT_PER_HEAD) {
+            add_scores(candidates, scores, totals);
+        } else {
+            raise_scores(candidates, scores, totals);
+        }
     }
 }
 
 /// Scores of all lanes join per KV head (mean over layers) or altogether (max of all), then one
 /// selection serves every lane.
 void select_in_common(const round_plan& plan, compaction_report& report) {
+    const model_geometry& model = plan.store.model;
     const bool by_head = plan.selection == KV_SELECT_PER_HEAD;
-    const uint32_t lanes = static_cast<uint32_t>(plan.store.model.lanes.size());
     const uint8_t* chosen = plan.context.chosen_lanes.data();
-    const uint32_t first = static_cast<uint32_t>(std::find(chosen, chosen + lanes, 1) - chosen);
-    const uint32_t sets = by_head ? plan.store.model.lanes[first].kv_heads : 1;
-    for (uint32_t set = 0; set < sets; ++set) {
-        fill_scores(guards_of(plan, first, set).candidates,
-                    by_head ? 0.0f : -std::numeric_limits<float>::infinity(), totals_of(plan, set));
-    }
-    for (uint32_t lane = first; lane < lanes; ++lane) {
-        if (chosen[lane] == 0) continue;
-        score_lane(plan, lane);
-        for (uint32_t head = 0; head < plan.store.model.lanes[lane].kv_heads; ++head) {
-            const slot_ranges candidates = guards_of(plan, first, by_head ? head : 0).candidates;
-            const float* scores = lane_scores(plan, lane, head);
-            if (by_head) {
-                add_scores(candidates, scores, totals_of(plan, head));
-            } else {
-                raise_scores(candidates, scores, totals_of(plan, 0));
-            }
+    const uint32_t first =
+        static_cast<uint32_t>(std::find(chosen, chosen + model.lanes.size(), 1) - chosen);
+    const uint32_t sets = by_head ? model.layers[model.lanes[first].layer].kv_heads : 1;
+    const auto for_each_set = [&](const auto& body) {
+        for (uint32_t set = 0; set < sets; ++set) {
+            const head_place place = first_of_set(plan, set);
+            if (place.lane != model.lanes.size()) body(set, place);
         }
+    };
+    for_each_set([&](uint32_t set, const head_place& place) {
+        fill_scores(guards_of(plan, place.lane, place.head).candidates,
+                    by_head ? 0.0f : -std::numeric_limits<float>::infinity(), totals_of(plan, set));
+    });
+    for (const layer_geometry& layer : model.layers) {
+        if (!plan.any_chosen(layer)) continue;
+        score_layer(plan, layer);
+        join_scores(plan, layer);
     }
-    for (uint32_t set = 0; set < sets; ++set) {
-        select_top(totals_of(plan, set), guards_of(plan, first, set).candidates,
-                   plan.owner.lanes[first].slots, plan.keep, survivors_of(plan, set));
-    }
-    for (uint32_t lane = first; lane < lanes; ++lane) {
-        if (chosen[lane] != 0) move_survivors(plan, lane, !by_head, report);
+    for_each_set([&](uint32_t set, const head_place& place) {
+        select_top(totals_of(plan, set), guards_of(plan, place.lane, place.head).candidates,
+                   plan.owner.lanes[place.lane].slots, plan.keep(place.lane),
+                   survivors_of(plan, place.lane, place.head));
+    });
+    for (const layer_geometry& layer : model.layers) {
+        if (plan.any_chosen(layer)) move_survivors(plan, layer, report);
     }
 }
 
@@ -255,14 +295,25 @@ void count_tokens(const round_plan& plan, uint64_t& tokens, returned_blocks& tab
     tables = table_size(plan.store, plan.owner);
 }
 
-status run(round_plan& plan, compaction_report& report) {
-    count_tokens(plan, report.tokens_before, report.tables_before);
-    count_tokens(plan, report.tokens_after, report.tables_after);
-    if (!choose_lanes(plan)) {
-        report.outcome = KV_COMPRESS_NOTHING;
-        plan.owner.tokens_since_round = 0;
-        return KV_OK;
+/// What selection builds on, whoever chose the lanes.
+status check_keeps(const round_plan& plan) {
+    for (uint32_t lane = 0; lane < plan.store.model.lanes.size(); ++lane) {
+        if (!plan.chosen(lane)) continue;
+        const lane_geometry& geometry = plan.store.model.lanes[lane];
+        const uint32_t slots = plan.owner.lanes[lane].slots, keep = plan.keep(lane);
+        uint32_t held = 0;
+        for (uint32_t head = 0; head < geometry.kv_heads; ++head) {
+            held = std::max(held, guards_of(plan, lane, head).protected_slots);
+        }
+        if (keep < slots && keep >= held && geometry.evictable) continue;
+        return fail(KV_INTERNAL, "layer {} head {}: {} of {} slots are to stay, guards hold {}",
+                    geometry.layer, geometry.first_head, keep, slots, held);
     }
+    return KV_OK;
+}
+
+status run(round_plan& plan, compaction_report& report) {
+    KVRT_TRY(check_keeps(plan));
     KVRT_TRY(check_sets(plan));
     const bool online_only = (plan.policy.flags & KV_POLICY_STATISTICS_ONLINE) != 0;
     if (plan.policy.scorer == KV_SCORER_TRIATTENTION &&
@@ -289,19 +340,31 @@ status run(round_plan& plan, compaction_report& report) {
 
 }  // namespace
 
+status run_round(round_plan& plan, compaction_report& report) {
+    count_tokens(plan, report.tokens_before, report.tables_before);
+    count_tokens(plan, report.tokens_after, report.tables_after);
+    const status verdict = run(plan, report);
+    if (verdict == KV_OK && report.outcome == KV_COMPRESS_DONE) {
+        ++plan.context.compactions;
+        plan.context.returned.blocks += report.returned.blocks;
+        plan.context.returned.bytes += report.returned.bytes;
+    } else {
+        ++plan.context.compactions_skipped;
+    }
+    return verdict;
+}
+
 status compact_sequence(cache& store, retention_context& context, sequence& owner,
                         const kv_policy& policy, compaction_report& report) {
     round_plan plan{store, context, owner, policy};
     plan.selection = resolved_selection(policy);
-    const status verdict = run(plan, report);
-    if (verdict == KV_OK && report.outcome == KV_COMPRESS_DONE) {
-        ++context.compactions;
-        context.returned.blocks += report.returned.blocks;
-        context.returned.bytes += report.returned.bytes;
-    } else {
-        ++context.compactions_skipped;
-    }
-    return verdict;
+    if (choose_lanes(plan)) return run_round(plan, report);
+    count_tokens(plan, report.tokens_before, report.tables_before);
+    count_tokens(plan, report.tokens_after, report.tables_after);
+    report.outcome = KV_COMPRESS_NOTHING;
+    owner.tokens_since_round = 0;
+    ++context.compactions_skipped;
+    return KV_OK;
 }
 
 }  // namespace kvrt

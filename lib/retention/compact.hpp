@@ -12,17 +12,30 @@
 
 namespace kvrt {
 
-/// What rounds work with besides the cache. Scratch is sized for the longest sequence.
+/// How the survivors of one lane move.
+struct lane_move {
+    block_id* target = nullptr;  ///< [max blocks]: the table to be
+    uint32_t kept_blocks = 0;
+    // Lanes that seal:
+    uint32_t first_rebuilt = 0;  ///< block
+    uint32_t sealed_blocks = 0;  ///< of the table to be
+    uint32_t opened_end = 0;     ///< slots below were in a tile before
+};
+
+/// What rounds work with besides the cache. Scratch is sized for the longest sequence, and by KV
+/// head for one layer at a time, whatever its lanes.
 struct retention_context {
     statistics_store statistics;
-    host_array<uint8_t> chosen_lanes;   ///< [lanes]: the round compacts these
-    host_array<float> scores;           ///< [kv_heads * group][slot_stride]
-    host_array<float> totals;           ///< [kv_heads][slot_stride]: sums over layers
-    host_array<uint32_t> survivors;     ///< [kv_heads][slot_stride]
-    host_array<block_id> target_table;  ///< [max blocks]
-    host_array<recoding> recoded;       ///< [kv_heads], of the lane at hand
-    host_array<double> phases;          ///< [lanes that differ in rotation: one at a time]
-    host_array<float> weights;          ///< [kv_heads][weight_stride]
+    host_array<uint8_t> chosen_lanes;    ///< [lanes]: the round compacts these
+    host_array<uint32_t> keep;           ///< [lanes]: to so many slots, fewer than they have
+    host_array<float> scores;            ///< [kv_heads * group][slot_stride]
+    host_array<float> totals;            ///< [kv_heads][slot_stride]: sums over layers
+    host_array<uint32_t> survivors;      ///< [kv_heads][slot_stride]
+    host_array<lane_move> moves;         ///< [lanes of a layer]
+    host_array<block_id> target_tables;  ///< [lanes of a layer][max blocks]
+    host_array<recoding> recoded;        ///< [kv_heads]
+    host_array<double> phases;           ///< [lanes that differ in rotation: one at a time]
+    host_array<float> weights;           ///< [kv_heads][weight_stride]
     uint64_t slot_stride = 0;
     uint64_t weight_stride = 0;
     uint64_t compactions = 0;

@@ -13,15 +13,40 @@ struct round_plan {
     sequence& owner;
     const kv_policy& policy;
     uint32_t selection = KV_SELECT_PER_LAYER_PER_HEAD;  ///< resolved
-    uint32_t keep = 0;                                  ///< slots a lane keeps, if it has more
+
+    bool chosen(uint32_t lane) const { return context.chosen_lanes[lane] != 0; }
+    uint32_t keep(uint32_t lane) const { return context.keep[lane]; }
+    bool any_chosen(const layer_geometry& layer) const {
+        bool any = false;
+        for (uint32_t lane = layer.first_lane; layer.stores && lane < layer.end_lane(); ++lane) {
+            any = any || chosen(lane);
+        }
+        return any;
+    }
 };
+
+/// Scores, selects and moves, in the lanes that context.chosen_lanes says: each is left with
+/// context.keep of it, which is less than it has and no less than its guards hold. Lanes that share
+/// a set of survivors keep the same number. Errors as of compact_sequence; INTERNAL for a number
+/// that cannot be kept.
+status run_round(round_plan& plan, compaction_report& report);
+
+/// Runs body(lane, head of the lane) for the KV heads of a layer's chosen lanes, on all threads.
+template <class callable>
+void for_each_head(const round_plan& plan, const layer_geometry& layer, const callable& body) {
+    plan.store.threads.for_each(layer.kv_heads, [&](uint32_t kv_head) {
+        const head_place place = layer.place_of(kv_head);
+        if (plan.chosen(place.lane)) body(place.lane, place.head);
+    });
+}
 
 guarded_slots guards_of(const round_plan& plan, uint32_t lane, uint32_t kv_head);
 
-/// Fills scores row kv_head * group of every KV head of a lane: one number per candidate slot.
-void score_lane(const round_plan& plan, uint32_t lane);
+/// Fills scores row kv_head * group of every KV head of a layer's chosen lanes: one number per
+/// candidate slot.
+void score_layer(const round_plan& plan, const layer_geometry& layer);
 
-/// Where score_lane left the scores of a KV head: [slots].
+/// Where score_layer left the scores of a lane's KV head: [slots].
 float* lane_scores(const round_plan& plan, uint32_t lane, uint32_t kv_head);
 
 /// May the bytes of a block in the sequence's tables change? Not while others read it, and not
@@ -29,9 +54,16 @@ float* lane_scores(const round_plan& plan, uint32_t lane, uint32_t kv_head);
 /// have let go of it.
 bool is_private(const round_plan& plan, block_id id);
 
-/// Survivors of a KV head: [keep], ascending.
-inline const uint32_t* survivors_of(const round_plan& plan, uint32_t head, bool common) {
-    return plan.context.survivors.data() + (common ? 0 : head) * plan.context.slot_stride;
+/// Which set of survivors a lane's KV head has: of those of its layer, of all layers' heads, or the
+/// one there is.
+inline uint32_t set_of(const round_plan& plan, uint32_t lane, uint32_t kv_head) {
+    return plan.selection == KV_SELECT_UNION ? 0
+                                             : plan.store.model.lanes[lane].first_head + kv_head;
+}
+
+/// Survivors of a lane's KV head: [keep], ascending.
+inline uint32_t* survivors_of(const round_plan& plan, uint32_t lane, uint32_t kv_head) {
+    return plan.context.survivors.data() + set_of(plan, lane, kv_head) * plan.context.slot_stride;
 }
 
 /// The first slot that some head's survivors may leave, or keep: what guards hold at the front does
@@ -39,26 +71,29 @@ inline const uint32_t* survivors_of(const round_plan& plan, uint32_t head, bool 
 uint32_t first_moving_bound(const round_plan& plan, uint32_t lane);
 
 /// The first slot that some head's survivors leave, or keep.
-uint32_t first_moving(const round_plan& plan, uint32_t lane, bool common);
+uint32_t first_moving(const round_plan& plan, uint32_t lane);
 
 /// Survivors' positions of a KV head go with them, to `target`, a table whose blocks are of the
 /// classes that `store` says.
-void move_positions(const round_plan& plan, uint32_t lane, const uint32_t* survivors,
-                    uint32_t kv_head, const lane_positions& store, const block_id* target);
+void move_positions(const round_plan& plan, uint32_t lane, uint32_t kv_head,
+                    const lane_positions& store, const block_id* target);
 
-/// Puts `target` in the place of a lane's table, and drops what is left over.
-void replace_table(const round_plan& plan, uint32_t lane, const block_id* target,
-                   compaction_report& report);
+/// Begins a lane's move: a table to be, as long as what is kept, so far the same as that there is.
+lane_move& begin_move(const round_plan& plan, uint32_t lane);
+/// That of a lane of the layer at hand.
+lane_move& move_of(const round_plan& plan, uint32_t lane);
+
+/// Puts the table to be in the place of a lane's, and drops what is left over.
+void replace_table(const round_plan& plan, uint32_t lane, compaction_report& report);
 
 /// Adds upper bounds of the fresh blocks that compacting a lane takes, by class.
 void bound_fresh_blocks(const round_plan& plan, uint32_t lane, uint64_t* needed);
 
-/// Moves the survivors (context.survivors, row per KV head; one row for all when `common`) of a
-/// lane to its front, and drops what is left over.
-void compact_lane(const round_plan& plan, uint32_t lane, bool common, compaction_report& report);
+/// Moves the survivors of a layer's chosen lanes to their front, and drops what is left over.
+void compact_lanes(const round_plan& plan, const layer_geometry& layer, compaction_report& report);
 
 /// The same for lanes with tile-local formats, whose survivors are coded anew, once.
 void bound_fresh_tiles(const round_plan& plan, uint32_t lane, uint64_t* needed);
-void compact_tiles(const round_plan& plan, uint32_t lane, bool common, compaction_report& report);
+void compact_tiles(const round_plan& plan, const layer_geometry& layer, compaction_report& report);
 
 }  // namespace kvrt

@@ -12,20 +12,21 @@
 namespace kvrt {
 
 struct statistics_store {
-    uint64_t length = 0;                  ///< bands of all query heads of all lanes
-    host_array<uint64_t> offset;          ///< [lanes]: where a lane's bands start
+    uint64_t length = 0;                  ///< bands of all query heads of all layers
+    host_array<uint64_t> offset;          ///< [layers]: where a layer's bands start
     host_array<double> totals;            ///< [sequences][real, imaginary, magnitude][length]
     host_array<float> pending;            ///< the same
-    host_array<uint64_t> tokens;          ///< [sequences][lanes] in totals
-    host_array<uint32_t> pending_tokens;  ///< [sequences][lanes]
+    host_array<uint64_t> tokens;          ///< [sequences][layers] in totals
+    host_array<uint32_t> pending_tokens;  ///< [sequences][layers]
     host_array<float> given;              ///< [real, imaginary, magnitude][length]
-    host_array<uint64_t> given_tokens;    ///< [lanes]; 0: nothing was given
+    host_array<uint64_t> given_tokens;    ///< [layers]; 0: nothing was given
     host_array<float> means;  ///< [real, imaginary, magnitude][length] of the present round
 };
 
-/// Does this lane have statistics: may policies evict from it, and is its rotation known?
-bool has_statistics(const cache& store, uint32_t lane);
-uint64_t lane_statistics_length(const cache& store, uint32_t lane);
+/// Does this layer have statistics: does it store, may policies evict from its lanes, and is its
+/// rotation known?
+bool has_statistics(const cache& store, uint32_t layer);
+uint64_t layer_statistics_length(const cache& store, uint32_t layer);
 
 status create_statistics(cache& store, statistics_store& statistics);
 
@@ -43,14 +44,14 @@ void discard_statistics(const cache& store, statistics_store& statistics, uint32
 /// Is it worth gathering for this sequence?
 bool gathers(const statistics_store& statistics, const sequence& owner);
 
-/// Puts the means that a round of this sequence works with into statistics.means. False when a lane
-/// in `lanes` (of [lane count], non-zero: wanted) has none.
+/// Puts the means that a round of this sequence works with into statistics.means. False when the
+/// layer of a lane in `lanes` (of [lane count], non-zero: wanted) has none.
 bool load_means(const cache& store, statistics_store& statistics, uint32_t sequence_index,
                 bool online_only, const uint8_t* lanes);
 
-/// A sequence's own means of one lane, into the caller's arrays; returns the tokens they average.
+/// A sequence's own means of one layer, into the caller's arrays; returns the tokens they average.
 uint64_t online_means(const cache& store, const statistics_store& statistics,
-                      uint32_t sequence_index, uint32_t lane, float* real, float* imaginary,
+                      uint32_t sequence_index, uint32_t layer, float* real, float* imaginary,
                       float* magnitude);
 
 }  // namespace kvrt

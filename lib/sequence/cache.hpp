@@ -29,20 +29,21 @@ struct cache {
     cache_limits limits;
     bool any_window = false;         ///< some lane has a window
     bool any_seals = false;          ///< some lane has a tile-local format
-    host_array<recoding> recoded;    ///< by half of lane_geometry::first_counter: KV heads
+    host_array<recoding> recoded;    ///< by half of lane_geometry::first_counter and KV head
     host_array<uint64_t> saturated;  ///< elements written, by lane_geometry::first_counter
 };
 
-/// Where what saturates in a lane is counted.
+/// Where what saturates in a lane is counted, by its KV heads.
 inline saturation_counts saturation_of(cache& store, uint32_t lane) {
     const lane_geometry& geometry = store.model.lanes[lane];
-    uint64_t* first = store.saturated.data() + geometry.first_counter;
-    return {first, first + geometry.kv_heads};
+    uint64_t* first = store.saturated.data() + geometry.first_counter + geometry.first_head;
+    return {first, first + store.model.layers[geometry.layer].kv_heads};
 }
 
-/// Where what is coded again in a lane is counted, by KV head.
+/// Where what is coded again in a lane is counted, by its KV heads.
 inline recoding* recoded_of(cache& store, uint32_t lane) {
-    return store.recoded.data() + store.model.lanes[lane].first_counter / 2;
+    const lane_geometry& geometry = store.model.lanes[lane];
+    return store.recoded.data() + geometry.first_counter / 2 + geometry.first_head;
 }
 
 /// Sets how many tokens the sequence takes without asking: none while others read a tail block.

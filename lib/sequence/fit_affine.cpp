@@ -75,11 +75,13 @@ slot_range slots_to_fit(const slot_positions& positions, const position_range& w
 
 /// Whether all means and scales are finite.
 bool fit_head(const cache& store, const sequence& source, const affine_fit& fit, uint32_t head) {
-    const lane_geometry& lane = store.model.lanes[fit.lane];
+    const layer_geometry& layer = store.model.layers[fit.layer];
+    const head_place place = layer.place_of(head);
+    const lane_geometry& lane = store.model.lanes[place.lane];
     const uint32_t dim = lane.layout.keys.dim, block_tokens = lane.layout.block_tokens;
-    const uint32_t sealed = source.lanes[fit.lane].sealed_blocks;
-    const rope_description& rope = store.model.layers[lane.layer].rope;
-    const slot_positions positions = positions_of(store, source, fit.lane, head);
+    const uint32_t sealed = source.lanes[place.lane].sealed_blocks;
+    const rope_description& rope = layer.rope;
+    const slot_positions positions = positions_of(store, source, place.lane, place.head);
     const slot_range range = slots_to_fit(positions, fit.positions);
     channel_moments moments;
     float key[widest_row];
@@ -89,7 +91,7 @@ bool fit_head(const cache& store, const sequence& source, const affine_fit& fit,
         const uint32_t block = slot / block_tokens;
         const operand_layout& keys = (block < sealed ? lane.sealed_layout : lane.layout).keys;
         read_row(keys, block_address(store.blocks.arena(), positions.blocks[block]),
-                 slot % block_tokens, head, static_cast<uint32_t>(position), key);
+                 slot % block_tokens, place.head, static_cast<uint32_t>(position), key);
         turn_back(rope, position, key, dim, row);
         moments.add(row, dim);
     }
@@ -114,30 +116,31 @@ bool fit_head(const cache& store, const sequence& source, const affine_fit& fit,
 }  // namespace
 
 status fit_affine(cache& store, const sequence& source, affine_fit& fit) {
-    const lane_geometry& lane = store.model.lanes[fit.lane];
+    const layer_geometry& layer = store.model.layers[fit.layer];
     fit.tokens_used = source.next_position;
-    for (uint32_t head = 0; head < lane.kv_heads; ++head) {
+    for (uint32_t head = 0; head < layer.kv_heads; ++head) {
+        const head_place place = layer.place_of(head);
         const slot_range range =
-            slots_to_fit(positions_of(store, source, fit.lane, head), fit.positions);
+            slots_to_fit(positions_of(store, source, place.lane, place.head), fit.positions);
         fit.tokens_used = std::min<uint64_t>(fit.tokens_used, range.end - range.first);
     }
     if (fit.tokens_used < least_fit_tokens) {
         return fail(KV_LIMIT, "fit: layer {} holds {} such tokens, at least {} are needed",
-                    lane.layer, fit.tokens_used, least_fit_tokens);
+                    fit.layer, fit.tokens_used, least_fit_tokens);
     }
     std::atomic<bool> finite = true;
-    store.threads.for_each(lane.kv_heads, [&](uint32_t head) {
+    store.threads.for_each(layer.kv_heads, [&](uint32_t head) {
         if (!fit_head(store, source, fit, head)) finite = false;
     });
     if (!finite) {
-        return fail(KV_INVALID, "fit: layer {} holds keys that are not finite", lane.layer);
+        return fail(KV_INVALID, "fit: layer {} holds keys that are not finite", fit.layer);
     }
     operand_layout stored;
     stored.format = find_format(KV_FORMAT_AFFINE4, operand_role::keys);
-    stored.dim = lane.layout.keys.dim;
+    stored.dim = store.model.lanes[layer.first_lane].layout.keys.dim;
     stored.channel_means = fit.means;
     stored.channel_scales = fit.scales;
-    fit.identity = operand_identity(stored, lane.kv_heads, store.model.layers[lane.layer].rope);
+    fit.identity = operand_identity(stored, layer.kv_heads, layer.rope);
     return KV_OK;
 }
 

@@ -10,7 +10,7 @@ inline constexpr uint64_t least_fit_tokens = 64;
 
 /// What a fit takes, and where it leaves its result.
 struct affine_fit {
-    uint32_t lane = 0;
+    uint32_t layer = 0;        ///< one that stores
     position_range positions;  ///< of the tokens that count; those not retained are passed over
     float* means = nullptr;    ///< [kv_heads][key_dim]
     float* scales = nullptr;   ///< the same

@@ -18,48 +18,74 @@ void copy_positions(const cache& store, uint32_t lane, const position_store& fro
 
 namespace {
 
-void fill_all_heads(cache& store, const block_run& from, uint32_t lane, uint32_t first_slot,
-                    uint32_t count, const tile_layout& to, block_id target, uint32_t opened_end) {
-    store.threads.for_each(store.model.lanes[lane].kv_heads, [&](uint32_t head) {
-        recoding recoded;
-        fill_block(from, store.blocks.arena(), nullptr, first_slot, count, head, to, target,
-                   opened_end, recoded);
-        if (recoded.rows != 0) recoded_of(store, lane)[head].add_shared(recoded);
-    });
+void fill_head(cache& store, const sequence& owner, uint32_t lane, uint32_t head,
+               uint32_t first_slot, uint32_t count, const tile_layout& to, block_id target,
+               uint32_t opened_end) {
+    recoding recoded;
+    fill_block(blocks_of(store, owner, lane), store.blocks.arena(), nullptr, first_slot, count,
+               head, to, target, opened_end, recoded);
+    if (recoded.rows != 0) recoded_of(store, lane)[head].add_shared(recoded);
 }
 
-void seal_lane(cache& store, sequence& owner, uint32_t lane) {
-    const lane_geometry& geometry = store.model.lanes[lane];
-    const uint32_t block_tokens = store.model.block_tokens;
+/// A block to seal the next one of a lane into; no_block if there is none, or nothing to seal.
+block_id next_sealed(cache& store, const sequence& owner, uint32_t lane) {
+    const lane_state& state = owner.lanes[lane];
+    if (blocks_to_seal(store, state, lane, state.slots) == 0) return no_block;
+    const uint32_t sealed_class = store.model.lanes[lane].sealed_class_index;
+    uint64_t needed[max_block_classes] = {};
+    needed[sealed_class] = 1;
+    if (!store.blocks.can_allocate(needed, false)) return no_block;
+    return store.blocks.allocate(sealed_class);
+}
+
+void put_sealed(cache& store, sequence& owner, uint32_t lane, block_id target) {
     lane_state& state = owner.lanes[lane];
+    const uint32_t index = state.sealed_blocks;
+    const block_id source = state.table[index];
+    const lane_positions positions = positions_of_lane(store, lane, index);
+    copy_positions(store, lane, positions.open, source, positions.sealed, target);
+    state.table[index] = target;
+    ++state.sealed_blocks;
+    state.opened_slots = 0;
     returned_blocks raw;  // no less is retained: nobody is told
-    for (uint32_t pending = blocks_to_seal(store, state, lane, state.slots); pending != 0;
-         --pending) {
-        uint64_t needed[max_block_classes] = {};
-        needed[geometry.sealed_class_index] = 1;
-        if (!store.blocks.can_allocate(needed, false)) return;
-        const block_id target = store.blocks.allocate(geometry.sealed_class_index);
-        if (target == no_block) return;
-        const uint32_t index = state.sealed_blocks;
-        const block_id source = state.table[index];
-        fill_all_heads(store, blocks_of(store, owner, lane), lane, index * block_tokens,
-                       block_tokens, geometry.sealed_layout, target,
-                       index * block_tokens + state.opened_slots);
-        const lane_positions positions = positions_of_lane(store, lane, index);
-        copy_positions(store, lane, positions.open, source, positions.sealed, target);
-        state.table[index] = target;
-        ++state.sealed_blocks;
-        state.opened_slots = 0;
-        drop_block(store, source, owner.last_fence, raw);
+    drop_block(store, source, owner.last_fence, raw);
+}
+
+/// A block of each of the layer's lanes at a time, so that threads share out all KV heads. False
+/// when none was left to seal, or no block to seal one into.
+bool seal_next_blocks(cache& store, sequence& owner, const layer_geometry& layer) {
+    block_id targets[max_heads];
+    bool any = false;
+    for (uint32_t i = 0; i < layer.lanes; ++i) {
+        targets[i] = next_sealed(store, owner, layer.first_lane + i);
+        any = any || targets[i] != no_block;
     }
+    if (!any) return false;
+    const uint32_t block_tokens = store.model.block_tokens;
+    store.threads.for_each(layer.kv_heads, [&](uint32_t kv_head) {
+        const head_place place = layer.place_of(kv_head);
+        const block_id target = targets[place.lane - layer.first_lane];
+        if (target == no_block) return;
+        const lane_state& state = owner.lanes[place.lane];
+        const uint32_t first_slot = state.sealed_blocks * block_tokens;
+        fill_head(store, owner, place.lane, place.head, first_slot, block_tokens,
+                  store.model.lanes[place.lane].sealed_layout, target,
+                  first_slot + state.opened_slots);
+    });
+    for (uint32_t i = 0; i < layer.lanes; ++i) {
+        if (targets[i] != no_block) put_sealed(store, owner, layer.first_lane + i, targets[i]);
+    }
+    return true;
 }
 
 }  // namespace
 
 void seal_full_blocks(cache& store, sequence& owner) {
     if (!store.any_seals || !store.fences.passed(owner.last_fence)) return;
-    for (uint32_t lane = 0; lane < store.sequences.lane_count(); ++lane) {
-        if (store.model.lanes[lane].seals) seal_lane(store, owner, lane);
+    for (const layer_geometry& layer : store.model.layers) {
+        if (!layer.stores || !store.model.lanes[layer.first_lane].seals) continue;
+        while (seal_next_blocks(store, owner, layer)) {
+        }
     }
 }
 
@@ -68,8 +94,10 @@ void open_tail(cache& store, const sequence& owner, uint32_t lane, block_id targ
     const lane_state& state = owner.lanes[lane];
     const uint32_t index = state.blocks - 1;
     const uint32_t first_slot = index * store.model.block_tokens;
-    fill_all_heads(store, blocks_of(store, owner, lane), lane, first_slot, state.slots - first_slot,
-                   geometry.layout, target, 0);
+    store.threads.for_each(geometry.kv_heads, [&](uint32_t head) {
+        fill_head(store, owner, lane, head, first_slot, state.slots - first_slot, geometry.layout,
+                  target, 0);
+    });
     const lane_positions positions = positions_of_lane(store, lane, 0);
     copy_positions(store, lane, positions.sealed, state.table[index], positions.open, target);
 }

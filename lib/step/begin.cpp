@@ -5,30 +5,52 @@
 
 namespace kvrt {
 
+namespace {
+
+/// What a layer is over one of its lanes.
+attend_layer attend_layer_of(const layer_geometry& source, const lane_geometry& lane) {
+    const uint32_t first_query = lane.first_head * source.group();
+    attend_layer made;
+    made.layout = lane.layout;
+    if (lane.seals) made.sealed_layout = lane.sealed_layout;
+    made.query_heads = lane.kv_heads * source.group();
+    made.kv_heads = lane.kv_heads;
+    made.scale = source.scale;
+    made.softcap = source.softcap;
+    if (source.sink_logits != nullptr) made.sink_logits = source.sink_logits + first_query;
+    if (source.alibi_slopes != nullptr) made.alibi_slopes = source.alibi_slopes + first_query;
+    made.window = source.window;
+    made.window_sinks = source.window_sinks;
+    return made;
+}
+
+}  // namespace
+
 status create_step_context(cache& store, retention_context& retention, step_context& context) {
     context.store = &store;
     context.retention = &retention;
     host_allocator& allocator = store.allocator;
     const model_geometry& model = store.model;
-    KVRT_TRY(context.layers.allocate(allocator, model.layers.size(), "attention layers"));
+    uint64_t most_lanes = 0, attend_layers = 0;
+    for (const layer_geometry& layer : model.layers) {
+        most_lanes = std::max<uint64_t>(most_lanes, layer.lanes);
+        attend_layers += layer.lanes;
+    }
+    KVRT_TRY(context.layers.allocate(allocator, attend_layers, "attention layers"));
+    KVRT_TRY(context.first_layer.allocate(allocator, model.layers.size(), "attention layers"));
+    KVRT_TRY(context.attend_calls.allocate(allocator, most_lanes, "attention layers"));
+    KVRT_TRY(context.write_calls.allocate(allocator, most_lanes, "attention layers"));
     uint64_t workspace = 0;
-    for (std::size_t i = 0; i < model.layers.size(); ++i) {
+    uint32_t next = 0;
+    for (uint32_t i = 0; i < model.layers.size(); ++i) {
         const layer_geometry& source = model.layers[i];
-        attend_layer& target = context.layers[i];
-        target.layout = model.lanes[source.lane].layout;
-        if (model.lanes[source.lane].seals) {
-            target.sealed_layout = model.lanes[source.lane].sealed_layout;
+        context.first_layer[i] = next;
+        for (uint32_t lane = source.first_lane; lane < source.end_lane(); ++lane) {
+            context.layers[next++] = attend_layer_of(source, model.lanes[lane]);
         }
-        target.query_heads = source.query_heads;
-        target.kv_heads = source.kv_heads;
-        target.scale = source.scale;
-        target.softcap = source.softcap;
-        target.sink_logits = source.sink_logits;
-        target.alibi_slopes = source.alibi_slopes;
-        target.window = source.window;
-        target.window_sinks = source.window_sinks;
-        workspace = std::max(workspace,
-                             attend_workspace_bytes(target, store.limits.max_tokens_per_sequence));
+        workspace = std::max(
+            workspace,
+            attend_workspace_bytes(context.layers[next - 1], store.limits.max_tokens_per_sequence));
     }
     // Room for several sequences at once, so that a batch of short ones runs in few waves.
     constexpr uint64_t comfortable = uint64_t{16} << 20;
@@ -38,8 +60,8 @@ status create_step_context(cache& store, retention_context& retention, step_cont
         const uint64_t items = store.limits.max_step_sequences;
         KVRT_TRY(storage.items.allocate(allocator, items, "step items"));
         KVRT_TRY(storage.undo.allocate(allocator, items * model.lanes.size(), "step undo"));
-        KVRT_TRY(storage.attend_items.allocate(allocator, items, "step items"));
-        KVRT_TRY(storage.write_items.allocate(allocator, items, "step items"));
+        KVRT_TRY(storage.attend_items.allocate(allocator, most_lanes * items, "step items"));
+        KVRT_TRY(storage.write_items.allocate(allocator, most_lanes * items, "step items"));
         KVRT_TRY(storage.lane_written.allocate(allocator, model.lanes.size(), "step lanes"));
         KVRT_TRY(storage.lane_exported.allocate(allocator, model.lanes.size(), "step lanes"));
     }

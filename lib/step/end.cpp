@@ -123,12 +123,20 @@ void run_policies(step& target, sequence& owner, kv_step_report& report) {
 status check_written(const step& target) {
     const cache& store = *target.context->store;
     for (uint32_t lane = 0; lane < store.model.lanes.size(); ++lane) {
-        if (target.arrays->lane_written[lane] == 0 && target.arrays->lane_exported[lane] == 0) {
+        if (target.arrays->lane_written[lane] != 0 || target.arrays->lane_exported[lane] != 0) {
+            continue;
+        }
+        const lane_geometry& geometry = store.model.lanes[lane];
+        if (store.model.layers[geometry.layer].lanes == 1) {
             return fail(KV_INVALID,
                         "kv_step_end: layer {} was neither written nor exported in this step; the "
                         "step is cancelled",
-                        store.model.lanes[lane].layer);
+                        geometry.layer);
         }
+        return fail(KV_INVALID,
+                    "kv_step_end: KV head {} of layer {} was neither written nor exported in this "
+                    "step; the step is cancelled",
+                    geometry.first_head, geometry.layer);
     }
     return KV_OK;
 }

@@ -204,7 +204,14 @@ status step_export(step& target, uint32_t layer, kv_tables& tables) {
         return fail(KV_INVALID, "layer {} of a model of {} layers", layer,
                     store.model.layers.size());
     }
-    const uint32_t lane = store.model.layers[layer].lane;
+    const layer_geometry& geometry = store.model.layers[layer];
+    if (tables.kv_head >= geometry.lanes) {
+        return fail(KV_INVALID,
+                    "tables: kv_head is {}, layer {} has {} lanes: 0 to kv_heads - 1 with "
+                    "KV_LAYER_LANE_PER_HEAD, else 0",
+                    tables.kv_head, layer, geometry.lanes);
+    }
+    const uint32_t lane = geometry.first_lane + tables.kv_head;
     const exporter from{target, store, store.model.lanes[lane], lane, tables};
     describe(from);
     KVRT_TRY(check_capacities(from));

@@ -50,6 +50,36 @@ status check_layer_index(const step& target, uint32_t layer) {
     return fail(KV_INVALID, "layer {} of a model of {} layers", layer, count);
 }
 
+/// The part of a layer's tensor that begins at one of its heads.
+tensor_view from_head(const tensor_view& whole, uint32_t head) {
+    tensor_view part = whole;
+    part.data = whole.at(0, head, 0);
+    return part;
+}
+
+/// The rows of all items over one lane of a layer.
+void fill_attend_items(const step& target, const layer_geometry& layer, uint32_t lane,
+                       attend_item* items) {
+    for (uint32_t i = 0; i < target.item_count; ++i) {
+        const step_item& item = target.arrays->items[i];
+        const lane_state& state = item.owner->lanes[lane];
+        attend_item& row_set = items[i];
+        row_set.blocks = state.table;
+        row_set.first_row = item.first_row;
+        row_set.rows = item.rows;
+        row_set.slots = state.slots + item.rows;
+        row_set.explicit_slots = state.explicit_slots;
+        row_set.sealed_blocks = state.sealed_blocks;
+        row_set.window_first = int64_t{state.slots} - int64_t{layer.window} + 1;
+        row_set.next_position = item.owner->next_position + item.rows;
+    }
+}
+
+/// Whether a lane's rows of this step are there, or may be.
+bool is_written(const step& target, uint32_t lane) {
+    return target.arrays->lane_written[lane] != 0 || target.arrays->lane_exported[lane] != 0;
+}
+
 }  // namespace
 
 status step_write(step& target, uint32_t layer, const kv_tensor* keys, const kv_tensor* values) {
@@ -59,25 +89,36 @@ status step_write(step& target, uint32_t layer, const kv_tensor* keys, const kv_
     const layer_geometry& geometry = store.model.layers[layer];
     if (!geometry.stores) {
         return fail(KV_INVALID, "layer {} attends over the cache of layer {}: it writes nothing",
-                    layer, store.model.lanes[geometry.lane].layer);
+                    layer, store.model.lanes[geometry.first_lane].layer);
     }
-    const tile_layout& layout = store.model.lanes[geometry.lane].layout;
+    const tile_layout& layout = store.model.lanes[geometry.first_lane].layout;
     tensor_view key_view;
     tensor_view value_view;
-    KVRT_TRY(view_tensor(keys, "keys (kv_tensor)", target.rows, layout.kv_heads, layout.keys.dim,
+    KVRT_TRY(view_tensor(keys, "keys (kv_tensor)", target.rows, geometry.kv_heads, layout.keys.dim,
                          key_view));
-    KVRT_TRY(view_tensor(values, "values (kv_tensor)", target.rows, layout.kv_heads,
+    KVRT_TRY(view_tensor(values, "values (kv_tensor)", target.rows, geometry.kv_heads,
                          layout.values.dim, value_view));
-    for (uint32_t i = 0; i < target.item_count; ++i) {
-        const step_item& item = target.arrays->items[i];
-        const lane_state& state = item.owner->lanes[geometry.lane];
-        target.arrays->write_items[i] = {state.table, state.slots, item.first_row, item.rows,
-                                         static_cast<uint32_t>(item.owner->next_position)};
-        item.owner->written_rows = item.rows;
+    write_item* next = target.arrays->write_items.data();
+    for (uint32_t i = 0; i < geometry.lanes; ++i) {
+        const uint32_t lane_index = geometry.first_lane + i;
+        const lane_geometry& lane = store.model.lanes[lane_index];
+        target.context->write_calls[i] = {&lane.layout,
+                                          next,
+                                          target.item_count,
+                                          from_head(key_view, lane.first_head),
+                                          from_head(value_view, lane.first_head),
+                                          saturation_of(store, lane_index)};
+        for (uint32_t k = 0; k < target.item_count; ++k) {
+            const step_item& item = target.arrays->items[k];
+            const lane_state& state = item.owner->lanes[lane_index];
+            *next++ = {state.table, state.slots, item.first_row, item.rows,
+                       static_cast<uint32_t>(item.owner->next_position)};
+            item.owner->written_rows = item.rows;
+        }
+        target.arrays->lane_written[lane_index] = 1;
     }
-    write_rows(layout, store.blocks.arena(), target.arrays->write_items.data(), target.item_count,
-               key_view, value_view, saturation_of(store, geometry.lane), store.threads);
-    target.arrays->lane_written[geometry.lane] = 1;
+    write_rows(target.context->write_calls.data(), geometry.lanes, store.blocks.arena(),
+               store.threads);
     return KV_OK;
 }
 
@@ -87,40 +128,39 @@ status step_attend(step& target, uint32_t layer, const kv_tensor* queries, const
     KVRT_TRY(check_layer_index(target, layer));
     cache& store = *target.context->store;
     const layer_geometry& geometry = store.model.layers[layer];
-    const lane_geometry& lane = store.model.lanes[geometry.lane];
-    if (target.arrays->lane_written[geometry.lane] == 0 &&
-        target.arrays->lane_exported[geometry.lane] == 0) {
-        return fail(KV_INVALID, "layer {}: kv_write of layer {} comes first", layer, lane.layer);
+    const lane_geometry& first_lane = store.model.lanes[geometry.first_lane];
+    for (uint32_t lane = geometry.first_lane; lane < geometry.end_lane(); ++lane) {
+        if (is_written(target, lane)) continue;
+        return fail(KV_INVALID, "layer {}: kv_write of layer {} comes first", layer,
+                    first_lane.layer);
     }
     attend_call call;
     KVRT_TRY(view_tensor(queries, "queries (kv_tensor)", target.rows, geometry.query_heads,
-                         lane.layout.keys.dim, call.queries));
+                         first_lane.layout.keys.dim, call.queries));
     KVRT_TRY(view_tensor(out, "out (kv_tensor)", target.rows, geometry.query_heads,
-                         lane.layout.values.dim, call.out));
-    call.layer = &target.context->layers[layer];
+                         first_lane.layout.values.dim, call.out));
     call.arena = store.blocks.arena();
-    const lane_positions positions = positions_of_lane(store, geometry.lane, 0);
+    const lane_positions positions = positions_of_lane(store, geometry.first_lane, 0);
     call.positions = positions.open;
     call.sealed_positions = positions.sealed;
-    call.log_sum_exp = options.log_sum_exp;
+    call.row_heads = geometry.query_heads;
+    call.item_count = target.item_count;
     call.workspace = target.context->workspace.data();
     call.workspace_bytes = target.context->workspace.size();
-    for (uint32_t i = 0; i < target.item_count; ++i) {
-        const step_item& item = target.arrays->items[i];
-        const lane_state& state = item.owner->lanes[geometry.lane];
-        attend_item& row_set = target.arrays->attend_items[i];
-        row_set.blocks = state.table;
-        row_set.first_row = item.first_row;
-        row_set.rows = item.rows;
-        row_set.slots = state.slots + item.rows;
-        row_set.explicit_slots = state.explicit_slots;
-        row_set.sealed_blocks = state.sealed_blocks;
-        row_set.window_first = int64_t{state.slots} - int64_t{geometry.window} + 1;
-        row_set.next_position = item.owner->next_position + item.rows;
+    for (uint32_t i = 0; i < geometry.lanes; ++i) {
+        const uint32_t first_query =
+            store.model.lanes[geometry.first_lane + i].first_head * geometry.group();
+        attend_item* items = target.arrays->attend_items.data() + uint64_t{i} * target.item_count;
+        fill_attend_items(target, geometry, geometry.first_lane + i, items);
+        attend_call& of_lane = target.context->attend_calls[i];
+        of_lane = call;
+        of_lane.layer = &target.context->layers[target.context->first_layer[layer] + i];
+        of_lane.items = items;
+        of_lane.queries = from_head(call.queries, first_query);
+        of_lane.out = from_head(call.out, first_query);
+        if (options.log_sum_exp != nullptr) of_lane.log_sum_exp = options.log_sum_exp + first_query;
     }
-    call.items = target.arrays->attend_items.data();
-    call.item_count = target.item_count;
-    attend(call, store.threads);
+    attend(target.context->attend_calls.data(), geometry.lanes, store.threads);
 
     if ((options.flags & KV_ATTEND_NO_STATISTICS) != 0) return KV_OK;
     statistics_store& statistics = target.context->retention->statistics;

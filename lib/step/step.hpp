@@ -44,8 +44,8 @@ struct lane_undo {
 struct step_storage {
     host_array<step_item> items;           ///< [max_step_sequences]
     host_array<lane_undo> undo;            ///< [max_step_sequences, lanes]
-    host_array<attend_item> attend_items;  ///< [max_step_sequences]
-    host_array<write_item> write_items;    ///< [max_step_sequences]
+    host_array<attend_item> attend_items;  ///< [most lanes of a layer, max_step_sequences]
+    host_array<write_item> write_items;    ///< the same
     host_array<uint8_t> lane_written;      ///< [lanes], by kv_write
     host_array<uint8_t> lane_exported;     ///< [lanes]: the host's kernels may have written
 };
@@ -54,8 +54,11 @@ struct step_storage {
 struct step_context {
     cache* store = nullptr;
     retention_context* retention = nullptr;
-    host_array<attend_layer> layers;
-    host_array<std::byte> workspace;  ///< of attention
+    host_array<attend_layer> layers;       ///< by layer, and the lanes it attends over
+    host_array<uint32_t> first_layer;      ///< [layers]: where those of a layer begin
+    host_array<attend_call> attend_calls;  ///< [most lanes of a layer]
+    host_array<write_call> write_calls;    ///< the same
+    host_array<std::byte> workspace;       ///< of attention
     step_storage storage[max_open_steps];
 };
 

@@ -39,6 +39,11 @@ struct layer_shape {
     float softcap = 0.0f;
     std::vector<float> sink_logits = {};
     std::vector<float> alibi_slopes = {};
+    int32_t shared_layer = -1;       // -1: stores by itself
+    bool lane_per_head = false;      // KV_LAYER_LANE_PER_HEAD
+    int32_t outlier_head = -1;       // a query head with a channel far above the others
+    std::vector<float> scales = {};  // static ones, of keys and of values
+    std::vector<float> channel_means = {}, channel_scales = {};  // of keys, [kv_heads, key_dim]
 };
 
 struct pool_shape {
@@ -76,8 +81,20 @@ struct part {
 class engine {
   public:
     explicit engine(const pool_shape& shape) : shape_(shape) {
+        describe(shape, [&](const kv_pool_config& config, const kv_model& model) {
+            require_ok(kv_pool_create(&config, &model, &pool_));
+        });
+    }
+    ~engine() { kv_pool_release(pool_); }
+    engine(const engine&) = delete;
+    engine& operator=(const engine&) = delete;
+
+    /// Calls body(config, model) with what makes a pool of this shape.
+    template <class callable>
+    static void describe(const pool_shape& shape, const callable& body) {
         std::vector<kv_layer> layers(shape.layers.size(), KV_INIT(kv_layer));
         std::vector<kv_storage> storages(shape.layers.size(), KV_INIT(kv_storage));
+        std::vector<kv_storage> value_storages(shape.layers.size(), KV_INIT(kv_storage));
         kv_rope rope = KV_INIT(kv_rope);
         rope.style = shape.rope_style;
         for (std::size_t i = 0; i < layers.size(); ++i) {
@@ -90,7 +107,25 @@ class engine {
             layer.key_format = source.key_format;
             layer.value_format = source.value_format;
             storages[i].flags = source.storage_flags;
-            layer.key_storage = layer.value_storage = &storages[i];
+            if (!source.scales.empty()) {
+                storages[i].scales = source.scales.data();
+                storages[i].scale_count = static_cast<uint32_t>(source.scales.size());
+            }
+            value_storages[i] = storages[i];
+            if (!source.channel_means.empty()) {
+                storages[i].flags = 0;
+                storages[i].channel_means = source.channel_means.data();
+                storages[i].channel_scales = source.channel_scales.data();
+                storages[i].channel_heads = source.kv_heads;
+                storages[i].channel_dim = source.key_dim;
+            }
+            layer.key_storage = &storages[i];
+            layer.value_storage = &value_storages[i];
+            if (source.lane_per_head) layer.flags = KV_LAYER_LANE_PER_HEAD;
+            if (source.shared_layer >= 0) {
+                layer.flags = KV_LAYER_SHARED;
+                layer.shared_layer = static_cast<uint32_t>(source.shared_layer);
+            }
             layer.window = source.window;
             layer.window_sinks = source.window_sinks;
             layer.logit_softcap = source.softcap;
@@ -111,11 +146,8 @@ class engine {
         config.max_step_tokens = shape.max_tokens;
         config.threads = shape.threads;
         config.hooks = shape.hooks;
-        require_ok(kv_pool_create(&config, &model, &pool_));
+        body(config, model);
     }
-    ~engine() { kv_pool_release(pool_); }
-    engine(const engine&) = delete;
-    engine& operator=(const engine&) = delete;
 
     kv_pool* pool() const { return pool_; }
     const pool_shape& shape() const { return shape_; }
@@ -175,7 +207,9 @@ class engine {
                 for (uint32_t head = 0; head < s.query_heads; ++head) {
                     for (uint32_t d = 0; d < s.key_dim; ++d) {
                         const uint64_t p = first_positions_[i] + r + parts_[i].content_shift;
-                        numbers.push_back(drawn(parts_[i].stream, p, layer, head, d, 2));
+                        const bool outlier = static_cast<int32_t>(head) == s.outlier_head;
+                        numbers.push_back(drawn(parts_[i].stream, p, layer, head, d, 2) *
+                                          (outlier && d == 5 ? 1000.0f : 1.0f));
                     }
                 }
             }
@@ -221,7 +255,7 @@ class engine {
         kv_step* step = begin(parts);
         std::vector<std::vector<float>> results;
         for (uint32_t layer = 0; layer < shape_.layers.size(); ++layer) {
-            write(step, layer);
+            if (shape_.layers[layer].shared_layer < 0) write(step, layer);
             results.push_back(attend(step, layer));
         }
         require_ok(kv_step_end(step, nullptr));

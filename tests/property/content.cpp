@@ -146,11 +146,12 @@ void world::forward(int place, const attention_sample* sample) {
     const uint32_t types = exact ? 3 : 1;
     operand packed(numbers, KV_DTYPE_F32 + static_cast<uint32_t>(below(types)));
     for (const oracle_lane_shape& shape : model_.lanes) {
+        if (shape.first_head != 0) continue;  // numbers of a layer's lanes lie side by side
         kv_tensor keys = KV_INIT(kv_tensor);
         keys.data = packed.at(shape.values_offset);
         keys.dtype = packed.dtype;
         keys.rows = rows;
-        keys.heads = shape.kv_heads;
+        keys.heads = model_.spec.layers[shape.layer].kv_heads;
         keys.dim = shape.key_dim;
         keys.row_stride = width;
         keys.head_stride = shape.key_dim + shape.value_dim;
@@ -167,18 +168,25 @@ void world::forward(int place, const attention_sample* sample) {
     if (sample == nullptr) return;
     for (uint32_t layer = 0; layer < model_.spec.layers.size(); ++layer) {
         attend_layer(step, layer, *sample);
-        if (sample->bytes) compare_bytes(step, layer);
+        if (!sample->bytes) continue;
+        const uint32_t heads = model_.spec.layers[layer].kv_heads;
+        const uint32_t first = lane_of(model_.spec, layer, 0);
+        for (uint32_t lane = first; lane <= lane_of(model_.spec, layer, heads - 1); ++lane) {
+            compare_bytes(step, layer, lane);
+        }
     }
 }
 
 void world::compare_row(const world_step& step, const world_item& item, uint32_t row,
                         uint32_t layer, uint32_t head, const float* query, const double* out,
                         double log_sum, double tolerance) {
-    const oracle_lane_shape& shape = model_.lanes[lane_of(model_.spec, layer)];
     const layer_spec& description = model_.spec.layers[layer];
-    const oracle_lane& lane = item.owner->lanes[lane_of(model_.spec, layer)];
+    const uint32_t kv_head = head / description.group();
+    const uint32_t lane = lane_of(model_.spec, layer, kv_head);
+    const oracle_lane_shape& shape = model_.lanes[lane];
     std::vector<const token*> visible;
-    for (const token& t : lane.heads[head / description.group()]) visible.push_back(&t);
+    for (const token& t : item.owner->lanes[lane].heads[kv_head - shape.first_head])
+        visible.push_back(&t);
     for (const token& t : item.tokens) visible.push_back(&t);
     attention_query wanted;
     wanted.lane = &shape;
@@ -265,9 +273,9 @@ void world::attend_layer(world_step& step, uint32_t layer, const attention_sampl
     }
 }
 
-/// Reads the stored numbers through exported tables: every slot of one item, some of the others.
-void world::compare_bytes(world_step& step, uint32_t layer) {
-    const uint32_t lane = lane_of(model_.spec, layer);
+/// Reads the stored numbers of a lane through exported tables: every slot of one item, some of the
+/// others.
+void world::compare_bytes(world_step& step, uint32_t layer, uint32_t lane) {
     const oracle_lane_shape& shape = model_.lanes[lane];
     const std::size_t items = step.items.size();
     const uint32_t width = model_.blocks_for(model_.spec.max_tokens);
@@ -282,6 +290,7 @@ void world::compare_bytes(world_step& step, uint32_t layer) {
     tables.item_capacity = items;
     tables.slot_positions = slot_positions.data();
     tables.slot_positions_capacity = slot_positions.size();
+    tables.kv_head = shape.first_head;
     require_ok(kv_step_export(step.handle, layer, &tables), "kv_step_export");
     step.exported = true;
     const auto base = static_cast<const char*>(tables.base);

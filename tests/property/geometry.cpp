@@ -2,42 +2,55 @@
 
 #include <algorithm>
 #include <cmath>
+#include <random>
 
 #include "mismatch.hpp"
 
 namespace property {
 
-std::vector<uint32_t> lane_layers(const pool_spec& spec) {
-    std::vector<uint32_t> layers;
+std::vector<lane_spec> lane_specs(const pool_spec& spec) {
+    std::vector<lane_spec> lanes;
     for (uint32_t i = 0; i < spec.layers.size(); ++i) {
-        if (spec.layers[i].shared_layer < 0) layers.push_back(i);
+        const layer_spec& layer = spec.layers[i];
+        if (layer.shared_layer >= 0) continue;
+        const uint32_t heads = layer.lane_per_head ? 1 : layer.kv_heads;
+        for (uint32_t first = 0; first < layer.kv_heads; first += heads) {
+            lanes.push_back({i, first, heads});
+        }
     }
-    return layers;
+    return lanes;
 }
 
-uint32_t lane_of(const pool_spec& spec, uint32_t layer) {
+uint32_t lane_of(const pool_spec& spec, uint32_t layer, uint32_t kv_head) {
     const int32_t shared = spec.layers[layer].shared_layer;
     const uint32_t owner = shared < 0 ? layer : static_cast<uint32_t>(shared);
-    const std::vector<uint32_t> layers = lane_layers(spec);
-    return static_cast<uint32_t>(std::find(layers.begin(), layers.end(), owner) - layers.begin());
+    const std::vector<lane_spec> lanes = lane_specs(spec);
+    const auto found = std::find_if(lanes.begin(), lanes.end(), [&](const lane_spec& lane) {
+        return lane.layer == owner && kv_head < lane.first_head + lane.kv_heads;
+    });
+    return static_cast<uint32_t>(found - lanes.begin());
 }
 
 uint32_t format_bytes(uint32_t format) { return format == KV_FORMAT_F32 ? 4 : 2; }
 
 uint64_t block_bytes(const pool_spec& spec, uint32_t lane) {
-    const layer_spec& layer = spec.layers[lane_layers(spec)[lane]];
+    const lane_spec stored = lane_specs(spec)[lane];
+    const layer_spec& layer = spec.layers[stored.layer];
     const auto padded = [](uint64_t bytes) { return (bytes + 63) / 64 * 64; };
     const uint64_t keys =
         uint64_t{spec.block_tokens} * layer.key_dim * format_bytes(layer.key_format);
     const uint64_t values =
         uint64_t{spec.block_tokens} * layer.value_dim * format_bytes(layer.value_format);
-    if (spec.layout == KV_LAYOUT_NATIVE) return layer.kv_heads * (padded(keys) + padded(values));
-    return padded(layer.kv_heads * keys) + padded(layer.kv_heads * values);
+    if (spec.layout == KV_LAYOUT_NATIVE) return stored.kv_heads * (padded(keys) + padded(values));
+    return padded(stored.kv_heads * keys) + padded(stored.kv_heads * values);
 }
 
 bool evictable(const pool_spec& spec, uint32_t lane) {
     for (uint32_t layer = 0; layer < spec.layers.size(); ++layer) {
-        if (lane_of(spec, layer) == lane && spec.layers[layer].window != 0) return false;
+        for (uint32_t head = 0;
+             spec.layers[layer].window != 0 && head < spec.layers[layer].kv_heads; ++head) {
+            if (lane_of(spec, layer, head) == lane) return false;
+        }
     }
     return true;
 }
@@ -63,7 +76,9 @@ kv_pool* create_pool(const pool_spec& spec, const kv_hooks* hooks) {
         rope.theta = rope_theta;
         rope.attention_factor = source.attention_factor;
         kv_layer& layer = layers[i] = KV_INIT(kv_layer);
-        layer.flags = source.shared_layer >= 0 ? uint32_t{KV_LAYER_SHARED} : 0u;
+        layer.flags = source.shared_layer >= 0 ? uint32_t{KV_LAYER_SHARED}
+                      : source.lane_per_head   ? uint32_t{KV_LAYER_LANE_PER_HEAD}
+                                               : 0u;
         layer.shared_layer =
             source.shared_layer >= 0 ? static_cast<uint32_t>(source.shared_layer) : 0u;
         layer.query_heads = source.query_heads;
@@ -139,9 +154,14 @@ layer_spec rotated(layer_spec layer, uint32_t style, uint32_t dimensions, double
     return layer;
 }
 
+layer_spec per_head(layer_spec layer) {
+    layer.lane_per_head = true;
+    return layer;
+}
+
 }  // namespace
 
-std::vector<pool_spec> stream_specs() {
+std::vector<pool_spec> stream_specs(uint64_t seed) {
     const uint32_t f32 = KV_FORMAT_F32, f16 = KV_FORMAT_F16, bf16 = KV_FORMAT_BF16;
     std::vector<pool_spec> specs;
     {
@@ -224,6 +244,43 @@ std::vector<pool_spec> stream_specs() {
         spec.flags = KV_POOL_HOST_FENCES | KV_POOL_DEBUG;
         spec.slabs = 1;
         spec.max_sequences = 24;
+        specs.push_back(spec);
+    }
+    {
+        pool_spec spec;
+        spec.name = "lanes per head beside ordinary ones, shared and with windows, debug, elastic";
+        const layer_spec layer = plain(4, 2, 32, 48, f16, f32);
+        spec.layers = {per_head(layer), layer,
+                       shared(biased(plain(2, 2, 32, 48, f16, f32), true, true, 0.0f), 0),
+                       windowed(per_head(plain(6, 3, 32, 32, bf16, bf16)), 30, 3),
+                       shared(windowed(plain(3, 3, 32, 32, bf16, bf16), 12, 2), 3)};
+        spec.flags = KV_POOL_DEBUG | KV_POOL_ELASTIC;
+        spec.slabs = 3;
+        specs.push_back(spec);
+    }
+    {
+        pool_spec spec;
+        spec.name = "lanes per head of four layers, rotations, biases, HND, host fences, threads";
+        spec.layers = {
+            per_head(rotated(plain(4, 2, 32, 32, f16, f16), KV_ROPE_HALF, 0, 1.0)),
+            per_head(rotated(plain(2, 2, 48, 32, f32, f16), KV_ROPE_INTERLEAVED, 32, 1.25)),
+            per_head(biased(plain(2, 2, 40, 32, f16, bf16), true, false, 20.0f)),
+            rotated(plain(4, 2, 32, 32, f16, f16), KV_ROPE_HALF, 0, 1.0)};
+        spec.layout = KV_LAYOUT_HND;
+        spec.block_tokens = 32;
+        spec.flags = KV_POOL_HOST_FENCES;
+        spec.slabs = 4;
+        spec.threads = 2;
+        specs.push_back(spec);
+    }
+    // Any of those before, with some of their layers' heads in lanes of their own.
+    std::mt19937_64 random(seed);
+    for (uint32_t drawn = 0; drawn < 3; ++drawn) {
+        pool_spec spec = specs[random() % specs.size()];
+        spec.name += ", some lanes per head";
+        for (layer_spec& layer : spec.layers) {
+            layer.lane_per_head = layer.shared_layer < 0 && random() % 3 != 0;
+        }
         specs.push_back(spec);
     }
     return specs;

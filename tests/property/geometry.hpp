@@ -26,6 +26,7 @@ struct layer_spec {
     uint32_t rope_style = KV_ROPE_HALF;
     uint32_t rope_dimensions = 0;  // 0: all of key_dim
     double attention_factor = 1.0;
+    bool lane_per_head = false;
 
     uint32_t group() const { return query_heads / kv_heads; }
     uint32_t rotated() const {
@@ -53,11 +54,17 @@ struct pool_spec {
 
 inline constexpr double rope_theta = 10000.0;
 
-/// Layers that store, in order: lane i belongs to layer lane_layers(spec)[i].
-std::vector<uint32_t> lane_layers(const pool_spec& spec);
+/// KV heads [first_head, first_head + kv_heads) of a layer that stores.
+struct lane_spec {
+    uint32_t layer = 0;
+    uint32_t first_head = 0, kv_heads = 0;
+};
 
-/// Lane that a layer reads.
-uint32_t lane_of(const pool_spec& spec, uint32_t layer);
+/// What has its own block tables, in order: layers that store, or their KV heads.
+std::vector<lane_spec> lane_specs(const pool_spec& spec);
+
+/// Lane in which a layer reads a KV head.
+uint32_t lane_of(const pool_spec& spec, uint32_t layer, uint32_t kv_head);
 
 /// Bytes of a block, from kvrt.h's description of the layouts.
 uint64_t block_bytes(const pool_spec& spec, uint32_t lane);
@@ -73,7 +80,7 @@ uint32_t format_bytes(uint32_t format);
 /// Creates the pool; throws property::mismatch when that fails.
 kv_pool* create_pool(const pool_spec& spec, const kv_hooks* hooks = nullptr);
 
-/// The geometries of the default streams.
-std::vector<pool_spec> stream_specs();
+/// The geometries of the default streams; the last of them are drawn.
+std::vector<pool_spec> stream_specs(uint64_t seed = 1);
 
 }  // namespace property

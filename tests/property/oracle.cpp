@@ -10,12 +10,13 @@ oracle::oracle(const pool_spec& pool, mutation deliberate)
     : spec(pool), defect(deliberate), live(std::make_unique<std::array<int64_t, 16>>()) {
     live->fill(0);
     fences.by_host = pool.host_fences();
-    const std::vector<uint32_t> layers = lane_layers(pool);
-    for (uint32_t lane = 0; lane < layers.size(); ++lane) {
-        const layer_spec& layer = pool.layers[layers[lane]];
+    const std::vector<lane_spec> stored = lane_specs(pool);
+    for (uint32_t lane = 0; lane < stored.size(); ++lane) {
+        const layer_spec& layer = pool.layers[stored[lane].layer];
         oracle_lane_shape shape;
-        shape.layer = layers[lane];
-        shape.kv_heads = layer.kv_heads;
+        shape.layer = stored[lane].layer;
+        shape.first_head = stored[lane].first_head;
+        shape.kv_heads = stored[lane].kv_heads;
         shape.key_dim = layer.key_dim;
         shape.value_dim = layer.value_dim;
         shape.window = layer.window;
@@ -23,7 +24,7 @@ oracle::oracle(const pool_spec& pool, mutation deliberate)
         shape.evictable = evictable(pool, lane);
         shape.values_offset = values_per_token;
         shape.block_bytes = block_bytes(pool, lane);
-        values_per_token += layer.kv_heads * (layer.key_dim + layer.value_dim);
+        values_per_token += shape.kv_heads * (layer.key_dim + layer.value_dim);
         const auto known = std::find(class_bytes.begin(), class_bytes.end(), shape.block_bytes);
         shape.block_class = static_cast<uint32_t>(known - class_bytes.begin());
         if (known == class_bytes.end()) class_bytes.push_back(shape.block_bytes);
@@ -157,7 +158,7 @@ double attend(const oracle& model, const attention_query& query,
               const std::vector<const token*>& tokens, double* out) {
     const layer_spec& layer = *query.layer;
     const oracle_lane_shape& lane = *query.lane;
-    const uint32_t kv_head = query.query_head / layer.group();
+    const uint32_t kv_head = query.query_head / layer.group() - lane.first_head;
     const uint64_t window = layer.window + (model.defect == mutation::wide_window ? 1 : 0);
     // The default scale is a float, as everywhere in the interface.
     const double scale = double{1.0f / std::sqrt(static_cast<float>(lane.key_dim))};

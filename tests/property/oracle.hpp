@@ -103,6 +103,7 @@ struct oracle_lane_shape {
     uint32_t layer = 0;
     uint32_t block_class = 0;
     uint64_t block_bytes = 0;
+    uint32_t first_head = 0;  // of the layer
     uint32_t kv_heads = 0, key_dim = 0, value_dim = 0;
     uint32_t window = 0, window_sinks = 0;
     uint32_t values_offset = 0;  // of its first head in token_values

@@ -5,6 +5,8 @@
 #include <cmath>
 #include <complex>
 #include <limits>
+#include <map>
+#include <set>
 
 #include "mismatch.hpp"
 
@@ -49,18 +51,26 @@ bool same_positions(const std::vector<token>& a, const std::vector<token>& b) {
                       [](const token& x, const token& y) { return x.position == y.position; });
 }
 
+/// Which set of survivors a head of a lane has a part in.
+uint32_t set_of(const oracle& model, std::size_t lane, uint32_t head, uint32_t selection) {
+    return selection == KV_SELECT_UNION ? 0 : model.lanes[lane].first_head + head;
+}
+
 bool sets_differ(const oracle& model, const oracle_sequence& owner, const round_plan& plan,
                  uint32_t selection) {
     if (selection == KV_SELECT_PER_LAYER_PER_HEAD) return false;
-    const std::vector<std::vector<token>>* first = nullptr;
+    std::map<uint32_t, const std::vector<token>*> sets;
+    uint32_t kv_heads = 0;
     for (std::size_t lane = 0; lane < model.lanes.size(); ++lane) {
         if (plan.chosen[lane] == 0) continue;
-        const std::vector<std::vector<token>>& heads = owner.lanes[lane].heads;
-        if (first == nullptr) first = &heads;
-        if (selection == KV_SELECT_PER_HEAD && heads.size() != first->size()) return true;
-        for (std::size_t head = 0; head < heads.size(); ++head) {
-            const std::size_t other = selection == KV_SELECT_PER_HEAD ? head : 0;
-            if (!same_positions(heads[head], (*first)[other])) return true;
+        const uint32_t here = model.spec.layers[model.lanes[lane].layer].kv_heads;
+        if (kv_heads == 0) kv_heads = here;
+        if (selection == KV_SELECT_PER_HEAD && here != kv_heads) return true;
+        for (uint32_t head = 0; head < model.lanes[lane].kv_heads; ++head) {
+            const uint32_t set = set_of(model, lane, head, selection);
+            const std::vector<token>& tokens = owner.lanes[lane].heads[head];
+            const auto [first, fresh] = sets.emplace(set, &tokens);
+            if (!fresh && !same_positions(tokens, *first->second)) return true;
         }
     }
     return false;
@@ -172,8 +182,9 @@ struct scorer {
         for (uint32_t member = 0; member < layer.group(); ++member) {
             std::vector<double> raw;
             for (const std::size_t slot : candidates) {
-                raw.push_back(triattention_score(layer, policy, mean, head * layer.group() + member,
-                                                 phases,
+                const uint32_t kv_head = model.lanes[lane].first_head + head;
+                raw.push_back(triattention_score(layer, policy, mean,
+                                                 kv_head * layer.group() + member, phases,
                                                  model.lanes[lane].key(tokens[slot], head)));
             }
             double average = 0.0;
@@ -220,38 +231,39 @@ void check_selection(const scorer& by, const round_plan& plan, const survivor_se
     const uint32_t selection = resolved_selection(by.policy);
     const double tolerance = by.policy.scorer == KV_SCORER_STREAMING ? 0.0 : tie;
     const uint32_t lanes = static_cast<uint32_t>(by.model.lanes.size());
-    std::vector<std::vector<double>> joined;
-    uint32_t first = lanes;
+    struct joined_set {
+        uint32_t lane, head;  // the first that has a part in it
+        std::vector<double> scores;
+    };
+    std::map<uint32_t, joined_set> joined;
     for (uint32_t lane = 0; lane < lanes; ++lane) {
         if (plan.chosen[lane] == 0) continue;
         const uint32_t heads = by.model.lanes[lane].kv_heads;
         const uint32_t layer = by.model.lanes[lane].layer;
-        first = std::min(first, lane);
         for (uint32_t head = 0; head < heads; ++head) {
             const std::vector<double> scores = by.head_scores(lane, head);
             if (selection == KV_SELECT_PER_LAYER_PER_HEAD) {
                 check_best(by.owner.lanes[lane].heads[head], scores, survivors[lane][head],
-                           tolerance, layer, head);
+                           tolerance, layer, by.model.lanes[lane].first_head + head);
                 continue;
             }
-            const std::size_t set = selection == KV_SELECT_PER_HEAD ? head : 0;
-            require(survivors[lane][head] == survivors[first][set],
-                    "layer {} head {}: its survivors differ from those of layer {} head {}", layer,
-                    head, by.model.lanes[first].layer, set);
-            if (joined.size() <= set) {
-                joined.push_back(scores);
-                continue;
-            }
-            for (std::size_t slot = 0; slot < scores.size(); ++slot) {
-                joined[set][slot] = selection == KV_SELECT_PER_HEAD
-                                        ? joined[set][slot] + scores[slot]
-                                        : std::max(joined[set][slot], scores[slot]);
+            const uint32_t set = set_of(by.model, lane, head, selection);
+            const auto [found, fresh] = joined.emplace(set, joined_set{lane, head, scores});
+            joined_set& whole = found->second;
+            require(survivors[lane][head] == survivors[whole.lane][whole.head],
+                    "layer {} head {}: its survivors differ from those of layer {}, set {}", layer,
+                    by.model.lanes[lane].first_head + head, by.model.lanes[whole.lane].layer, set);
+            for (std::size_t slot = 0; !fresh && slot < scores.size(); ++slot) {
+                whole.scores[slot] = selection == KV_SELECT_PER_HEAD
+                                         ? whole.scores[slot] + scores[slot]
+                                         : std::max(whole.scores[slot], scores[slot]);
             }
         }
     }
-    for (std::size_t set = 0; set < joined.size(); ++set) {
-        check_best(by.owner.lanes[first].heads[set], joined[set], survivors[first][set],
-                   tolerance * lanes, by.model.lanes[first].layer, set);
+    for (const auto& [set, whole] : joined) {
+        check_best(by.owner.lanes[whole.lane].heads[whole.head], whole.scores,
+                   survivors[whole.lane][whole.head], tolerance * lanes,
+                   by.model.lanes[whole.lane].layer, set);
     }
 }
 
@@ -290,7 +302,6 @@ void compact(oracle& model, oracle_sequence& owner, uint32_t lane, uint32_t keep
     }
     model.shrink(owner, lane, kept_blocks, effect.returned);
     state.survivors = keep;
-    ++effect.layers;
 }
 
 }  // namespace
@@ -310,6 +321,7 @@ bool is_private(const oracle& model, const oracle_sequence& owner, const block_r
 round_plan plan_round(const oracle& model, const oracle_sequence& owner, const kv_policy& policy) {
     round_plan plan;
     plan.chosen.assign(model.lanes.size(), 0);
+    uint32_t keep = 0;
     for (std::size_t lane = 0; lane < model.lanes.size(); ++lane) {
         const oracle_lane_shape& shape = model.lanes[lane];
         const bool skipped =
@@ -317,31 +329,47 @@ round_plan plan_round(const oracle& model, const oracle_sequence& owner, const k
         if (!shape.evictable || skipped || owner.lanes[lane].slots() == 0) continue;
         plan.chosen[lane] = 1;
         for (const std::vector<token>& head : owner.lanes[lane].heads) {
-            plan.keep = std::max(plan.keep, keep_of_head(model, owner, policy, head));
+            keep = std::max(keep, keep_of_head(model, owner, policy, head));
         }
     }
     for (std::size_t lane = 0; lane < model.lanes.size(); ++lane) {
+        if (plan.chosen[lane] != 0 && owner.lanes[lane].slots() <= keep) plan.chosen[lane] = 0;
+        if (plan.chosen[lane] != 0) plan.nothing = false;
+    }
+    plan.keep.assign(model.lanes.size(), keep);
+    bound_fresh(model, owner, policy, plan);
+    plan.sets_differ = !plan.nothing && sets_differ(model, owner, plan, resolved_selection(policy));
+    return plan;
+}
+
+uint32_t held_in_lane(const oracle& model, const oracle_sequence& owner, const kv_policy& policy,
+                      std::size_t lane) {
+    std::ptrdiff_t most = 0;
+    for (const std::vector<token>& head : owner.lanes[lane].heads) {
+        most = std::max(most, std::count_if(head.begin(), head.end(), [&](const token& t) {
+                            return is_protected(model, owner, policy, t.position);
+                        }));
+    }
+    return static_cast<uint32_t>(most);
+}
+
+void bound_fresh(const oracle& model, const oracle_sequence& owner, const kv_policy& policy,
+                 round_plan& plan) {
+    for (std::size_t lane = 0; lane < model.lanes.size(); ++lane) {
         if (plan.chosen[lane] == 0) continue;
-        if (owner.lanes[lane].slots() <= plan.keep) {
-            plan.chosen[lane] = 0;
-            continue;
-        }
-        plan.nothing = false;
-        uint32_t first_moving = plan.keep;
+        uint32_t first_moving = plan.keep[lane];
         for (const std::vector<token>& head : owner.lanes[lane].heads) {
             for (uint32_t slot = 0; slot < first_moving; ++slot) {
                 if (!is_protected(model, owner, policy, head[slot].position)) first_moving = slot;
             }
         }
-        for (uint32_t i = first_moving / model.spec.block_tokens; i < model.blocks_for(plan.keep);
-             ++i) {
+        for (uint32_t i = first_moving / model.spec.block_tokens;
+             i < model.blocks_for(plan.keep[lane]); ++i) {
             if (is_private(model, owner, owner.lanes[lane].table[i])) continue;
             ++plan.fresh[model.lanes[lane].block_class];
             ++plan.fresh_blocks;
         }
     }
-    plan.sets_differ = !plan.nothing && sets_differ(model, owner, plan, resolved_selection(policy));
-    return plan;
 }
 
 round_effect apply_round(oracle& model, oracle_sequence& owner, const kv_policy& policy,
@@ -350,8 +378,8 @@ round_effect apply_round(oracle& model, oracle_sequence& owner, const kv_policy&
     for (std::size_t lane = 0; lane < model.lanes.size(); ++lane) {
         if (plan.chosen[lane] == 0) continue;
         for (const std::vector<uint32_t>& head : survivors[lane]) {
-            require(head.size() == plan.keep, "layer {}: {} tokens stay instead of {}",
-                    model.lanes[lane].layer, head.size(), plan.keep);
+            require(head.size() == plan.keep[lane], "layer {}: {} tokens stay instead of {}",
+                    model.lanes[lane].layer, head.size(), plan.keep[lane]);
         }
     }
     try {
@@ -364,11 +392,13 @@ round_effect apply_round(oracle& model, oracle_sequence& owner, const kv_policy&
                         policy.sinks, policy.recent, policy.prompt_tokens, policy.offset_max));
     }
     round_effect effect;
+    std::set<uint32_t> compacted;
     for (uint32_t lane = 0; lane < model.lanes.size(); ++lane) {
-        if (plan.chosen[lane] != 0) {
-            compact(model, owner, lane, plan.keep, survivors[lane], effect);
-        }
+        if (plan.chosen[lane] == 0) continue;
+        compact(model, owner, lane, plan.keep[lane], survivors[lane], effect);
+        compacted.insert(model.lanes[lane].layer);
     }
+    effect.layers = static_cast<uint32_t>(compacted.size());
     owner.tokens_since_round = 0;
     ++owner.compactions;
     return effect;

@@ -16,15 +16,23 @@ struct query_means {
 using means_reader = std::function<query_means(uint32_t layer)>;
 
 struct round_plan {
-    bool nothing = true;       // no lane retains more than the policy keeps
-    bool sets_differ = false;  // a common selection over lanes that hold different tokens
-    uint32_t keep = 0;         // tokens per lane and head
-    std::vector<char> chosen;  // by lane
+    bool nothing = true;         // no lane retains more than the policy keeps
+    bool sets_differ = false;    // a common selection over lanes that hold different tokens
+    std::vector<uint32_t> keep;  // tokens per head, by lane
+    std::vector<char> chosen;    // by lane
     std::array<uint64_t, 16> fresh = {};  // most blocks that copies may take, by class
     uint64_t fresh_blocks = 0;
 };
 
 uint32_t resolved_selection(const kv_policy& policy);
+
+/// Tokens that guards hold, in the KV head of a lane that holds most.
+uint32_t held_in_lane(const oracle& model, const oracle_sequence& owner, const kv_policy& policy,
+                      std::size_t lane);
+
+/// Fills in the most blocks that copies of the chosen lanes may take.
+void bound_fresh(const oracle& model, const oracle_sequence& owner, const kv_policy& policy,
+                 round_plan& plan);
 
 round_plan plan_round(const oracle& model, const oracle_sequence& owner, const kv_policy& policy);
 

@@ -58,11 +58,12 @@ void poison(world& world, uint32_t tokens) {
         }
         std::vector<unsigned char> bytes(std::size_t{tokens} * 64 * 4, 0xff);
         for (const oracle_lane_shape& shape : world.model().lanes) {
+            if (shape.first_head != 0) continue;
             kv_tensor keys = KV_INIT(kv_tensor);
             keys.data = bytes.data();
             keys.dtype = KV_DTYPE_F32;
             keys.rows = tokens;
-            keys.heads = shape.kv_heads;
+            keys.heads = spec.layers[shape.layer].kv_heads;
             keys.dim = shape.key_dim;
             kv_tensor values = keys;
             values.dim = shape.value_dim;

@@ -133,7 +133,12 @@ class stream {
     }
 
     void compress(oracle_sequence& target) {
-        if (below(2) == 0) {
+        if (target.step < 0 && below(3) == 0) {
+            kv_policy policy = random_policy(world_);
+            policy.selection = KV_SELECT_PER_LAYER_PER_HEAD;
+            policy.skip_layers = 0;
+            world_.compress_unevenly(target, policy);
+        } else if (below(2) == 0) {
             const kv_policy policy = random_policy(world_);
             world_.compress(target, &policy);
         } else {

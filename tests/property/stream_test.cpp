@@ -31,7 +31,7 @@ void run_streams(content filling, const char* name) {
     const uint64_t seed = from_environment("KVRT_STREAM_SEED", 1);
     const uint64_t operations =
         from_environment("KVRT_STREAM_OPERATIONS", default_operations) / 2 + 1;
-    const std::vector<pool_spec> specs = stream_specs();
+    const std::vector<pool_spec> specs = stream_specs(seed);
     // Several short lives of a pool find more than a long one.
     constexpr uint64_t lives = 3;
     const uint64_t share = operations / (specs.size() * lives) + 1;

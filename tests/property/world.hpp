@@ -87,6 +87,9 @@ class world {
     void pass_fences();
 
     kv_status compress(oracle_sequence& target, const kv_policy* policy);
+    /// A round that leaves each lane with another number of tokens, drawn at random: through the
+    /// core's own interface, as allocators of budgets run it. `policy` selects per layer and head.
+    void compress_unevenly(oracle_sequence& target, const kv_policy& policy);
 
     // Checks.
     void check_accounting();  // runs after every operation
@@ -129,6 +132,7 @@ class world {
     survivor_sets read_survivors(const oracle_sequence& owner);
     means_reader read_means(const oracle_sequence& owner);
     bool has_means(const oracle_sequence& owner, const round_plan& plan);
+    bool has_room(const round_plan& plan) const;
     kv_compress_report run_round(oracle_sequence& owner, const kv_policy& policy,
                                  const round_plan& plan);
     void write_token(world_step& step, world_item& item, uint32_t row, float* numbers);
@@ -137,7 +141,7 @@ class world {
     void compare_row(const world_step& step, const world_item& item, uint32_t row, uint32_t layer,
                      uint32_t head, const float* query, const double* out, double log_sum,
                      double tolerance);
-    void compare_bytes(world_step& step, uint32_t layer);
+    void compare_bytes(world_step& step, uint32_t layer, uint32_t lane);
 
     oracle model_;
     content filling_;

@@ -1,5 +1,7 @@
 #include <algorithm>
 
+#include "api/handles.hpp"
+#include "retention/round.hpp"
 #include "world.hpp"
 
 namespace property {
@@ -10,8 +12,9 @@ survivor_sets world::read_survivors(const oracle_sequence& owner) {
         for (uint32_t head = 0; head < owner.lanes[lane].heads.size(); ++head) {
             std::vector<uint32_t> positions(model_.spec.max_tokens);
             uint64_t count = 0;
-            require_ok(kv_seq_get_positions(pool_, owner.handle, model_.lanes[lane].layer, head,
-                                            positions.size(), positions.data(), &count),
+            require_ok(kv_seq_get_positions(pool_, owner.handle, model_.lanes[lane].layer,
+                                            model_.lanes[lane].first_head + head, positions.size(),
+                                            positions.data(), &count),
                        "kv_seq_get_positions");
             positions.resize(count);
             require(std::is_sorted(positions.begin(), positions.end(), std::less_equal<>()),
@@ -49,6 +52,23 @@ bool world::has_means(const oracle_sequence& owner, const round_plan& plan) {
         if (plan.chosen[lane] != 0 && means(model_.lanes[lane].layer).tokens == 0) return false;
     }
     return true;
+}
+
+/// Are there blocks for all that the round may copy?
+bool world::has_room(const round_plan& plan) const {
+    const kv_pool_stats before = stats();
+    uint64_t slabs_left = before.slabs_free;
+    bool room = true;
+    for (uint32_t c = 0; c < before.classes; ++c) {
+        kv_class_stats found = KV_INIT(kv_class_stats);
+        require_ok(kv_pool_get_class_stats(pool_, c, &found), "kv_pool_get_class_stats");
+        if (plan.fresh[c] <= found.free) continue;
+        const uint64_t more =
+            (plan.fresh[c] - found.free + found.blocks_per_slab - 1) / found.blocks_per_slab;
+        room = room && more <= slabs_left;
+        slabs_left -= std::min(more, slabs_left);
+    }
+    return room;
 }
 
 /// Takes over what the library kept; returns what its report must say.
@@ -125,17 +145,7 @@ kv_status world::compress(oracle_sequence& target, const kv_policy* policy) {
     const kv_pool_stats before = stats();
     round_plan plan;
     if (policy != nullptr || target.has_policy) plan = plan_round(model_, target, used);
-    uint64_t slabs_left = before.slabs_free;
-    bool room = true;
-    for (uint32_t c = 0; c < before.classes; ++c) {
-        kv_class_stats found = KV_INIT(kv_class_stats);
-        require_ok(kv_pool_get_class_stats(pool_, c, &found), "kv_pool_get_class_stats");
-        if (plan.fresh[c] <= found.free) continue;
-        const uint64_t more =
-            (plan.fresh[c] - found.free + found.blocks_per_slab - 1) / found.blocks_per_slab;
-        room = room && more <= slabs_left;
-        slabs_left -= std::min(more, slabs_left);
-    }
+    const bool room = has_room(plan);
     const bool blind =
         !plan.nothing && used.scorer == KV_SCORER_TRIATTENTION && !has_means(target, plan);
 
@@ -203,6 +213,56 @@ kv_status world::compress(oracle_sequence& target, const kv_policy* policy) {
     operated();
     check_sequence(target);
     return found;
+}
+
+void world::compress_unevenly(oracle_sequence& target, const kv_policy& policy) {
+    note("compress {} unevenly", target.serial);
+    round_plan plan;
+    plan.chosen.assign(model_.lanes.size(), 0);
+    plan.keep.assign(model_.lanes.size(), 0);
+    for (std::size_t lane = 0; lane < model_.lanes.size(); ++lane) {
+        const uint32_t held = held_in_lane(model_, target, policy, lane);
+        const uint32_t slots = target.lanes[lane].slots();
+        if (!model_.lanes[lane].evictable || held >= slots || below(4) == 0) continue;
+        plan.chosen[lane] = 1;
+        plan.keep[lane] = held + static_cast<uint32_t>(below(slots - held));
+        plan.nothing = false;
+    }
+    if (plan.nothing) return;
+    bound_fresh(model_, target, policy, plan);
+    const bool room = has_room(plan);
+    const bool blind = policy.scorer == KV_SCORER_TRIATTENTION && !has_means(target, plan);
+
+    kvrt::sequence& inside = *pool_->store.sequences.find(target.handle);
+    kvrt::round_plan round{pool_->store, pool_->retention, inside, policy};
+    for (std::size_t lane = 0; lane < model_.lanes.size(); ++lane) {
+        pool_->retention.chosen_lanes[lane] = static_cast<uint8_t>(plan.chosen[lane]);
+        pool_->retention.keep[lane] = plan.keep[lane];
+    }
+    kvrt::compaction_report report;
+    const kv_status found = kvrt::run_round(round, report);
+    kvrt::publish_stats(*pool_);
+    if (blind || !room) {
+        require(found == (blind ? KV_OK : KV_AGAIN) && report.outcome != KV_COMPRESS_DONE,
+                "an uneven round ran that could not: status {}", found);
+    } else {
+        require_ok(found, "an uneven round");
+        const kv_compress_report expected = run_round(target, policy, plan);
+        require(report.layers == expected.layers && report.blocks_copied == expected.blocks_copied,
+                "an uneven round: {} layers, {} blocks copied instead of {}, {}", report.layers,
+                report.blocks_copied, expected.layers, expected.blocks_copied);
+        require(report.tokens_before == expected.tokens_before &&
+                    report.tokens_after == expected.tokens_after &&
+                    report.returned.blocks == expected.blocks_returned &&
+                    report.returned.bytes == expected.bytes_returned,
+                "an uneven round: {} tokens to {}, {} blocks, {} bytes returned instead of {} to "
+                "{}, {}, {}",
+                report.tokens_before, report.tokens_after, report.returned.blocks,
+                report.returned.bytes, expected.tokens_before, expected.tokens_after,
+                expected.blocks_returned, expected.bytes_returned);
+    }
+    operated();
+    check_sequence(target);
 }
 
 }  // namespace property

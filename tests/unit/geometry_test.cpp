@@ -90,7 +90,7 @@ TEST_CASE("a layer that shares a cache owns no lane; its window keeps the owner'
     REQUIRE(d.verdict == KV_OK);
     REQUIRE(d.model.lanes.size() == 2);
     CHECK_FALSE(d.model.layers[1].stores);
-    CHECK(d.model.layers[1].lane == d.model.layers[0].lane);
+    CHECK(d.model.layers[1].first_lane == d.model.layers[0].first_lane);
     CHECK(d.model.layers[1].query_heads == 32);
     CHECK(d.model.layers[1].scale == 0.5f);
     CHECK(d.model.lanes[0].evictable);
@@ -336,3 +336,66 @@ TEST_CASE("16 sizes of blocks, not 17") {
 }
 
 }  // namespace
+
+TEST_CASE("lanes per head: one for each KV head, with its part of the layer's constants") {
+    std::vector<kv_layer> layers(3, plain_layer());
+    const std::vector<float> scales = {0.5f, 3.0f};
+    kv_storage storage = KV_INIT(kv_storage);
+    storage.scales = scales.data();
+    storage.scale_count = 2;
+    layers[1].flags = KV_LAYER_LANE_PER_HEAD;
+    layers[1].key_format = KV_FORMAT_FP8_E4M3;
+    layers[1].value_format = KV_FORMAT_FP8_E4M3;
+    layers[1].key_storage = layers[1].value_storage = &storage;
+    layers[2].flags = KV_LAYER_SHARED;
+    layers[2].shared_layer = 1;
+    layers[2].window = 50;
+    const described d(layers);
+    REQUIRE(d.verdict == KV_OK);
+    REQUIRE(d.model.lanes.size() == 3);
+    CHECK(d.model.layers[1].first_lane == 1);
+    CHECK(d.model.layers[1].lanes == 2);
+    CHECK(d.model.layers[1].kv_heads == 2);
+    CHECK(d.model.layers[2].first_lane == 1);
+    CHECK(d.model.layers[2].lanes == 2);
+    for (uint32_t head = 0; head < 2; ++head) {
+        const lane_geometry& lane = d.model.lanes[1 + head];
+        CHECK(lane.layer == 1);
+        CHECK(lane.first_head == head);
+        CHECK(lane.kv_heads == 1);
+        CHECK(lane.layout.kv_heads == 1);
+        CHECK_FALSE(lane.evictable);  // layer 2 masks by a window
+        CHECK(lane.layout.keys.constants(0).scale == scales[head]);
+        CHECK(lane.sealed_layout.values.constants(0).scale == scales[head]);
+        CHECK(d.model.layers[1].place_of(head).lane == 1 + head);
+        CHECK(d.model.layers[1].place_of(head).head == 0);
+        CHECK(d.model.layers[0].place_of(head).lane == 0);
+        CHECK(d.model.layers[0].place_of(head).head == head);
+    }
+    CHECK(d.model.lanes[1].class_index == d.model.lanes[2].class_index);
+    CHECK(d.model.lanes[1].layout.block_bytes == 16 * (128 + 128));
+    CHECK(d.model.lanes[1].first_counter == d.model.lanes[2].first_counter);
+    // Rows mean other numbers where scales differ, and the same where they do not.
+    CHECK(d.model.lanes[1].key_identity != d.model.lanes[2].key_identity);
+    CHECK(d.model.lanes[1].key_identity == d.model.lanes[1].value_identity);
+}
+
+TEST_CASE("lanes per head: not with a shared cache, and not too many") {
+    std::vector<kv_layer> layers(2, plain_layer());
+    layers[1].flags = KV_LAYER_SHARED | KV_LAYER_LANE_PER_HEAD;
+    const described shared(layers);
+    CHECK(shared.verdict == KV_INVALID);
+    CHECK(shared.says("layer 1"));
+    CHECK(shared.says("KV_LAYER_LANE_PER_HEAD"));
+    layers.assign(8, plain_layer());
+    for (kv_layer& layer : layers) {
+        layer.flags = KV_LAYER_LANE_PER_HEAD;
+        layer.query_heads = layer.kv_heads = 1024;
+    }
+    const described many(layers);
+    CHECK(many.verdict == KV_UNSUPPORTED);
+    CHECK(many.says("layer 7"));
+    CHECK(many.says("8191"));
+    layers.pop_back();
+    CHECK(described(layers).verdict == KV_OK);
+}
