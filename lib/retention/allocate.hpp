@@ -12,7 +12,7 @@ struct pyramid_shape {
     uint32_t slots = 0;   ///< cached before the round
     uint32_t budget = 0;  ///< mean of the layers, at most `slots`
     uint32_t window = 64;
-    uint32_t steepness = 20;  ///< beta, at least 1: the last layer gets budget / beta
+    uint32_t steepness = 20;  ///< beta, 1 to 4096: the last layer gets budget / beta
 };
 
 /// budgets[layers], none above `slots`, whose sum is layers * budget. Numbers between integers are
