@@ -1,7 +1,7 @@
 // From one row of scores to another: pooling along slots, softmax over candidates, mixtures.
 //
-// Functions that take candidates touch those entries only. Sums over slots are in double, in an
-// order that depends on the ranges alone. NaN stays with its slot: sums leave it out.
+// Functions that take candidates touch those entries only. Sums over candidates are in double, in
+// an order that depends on the ranges alone. NaN stays with its slot: those sums leave it out.
 #pragma once
 
 #include <cstdint>
