@@ -36,8 +36,7 @@ struct part_slots {
 struct extremes_kernel {
     uint32_t dim;
     part_slots part;
-    float* least;  // [dim][16]
-    float* greatest;
+    float* extremes;  // [dim][least, greatest][16]
 
     template <element type>
     void tile(const std::byte* tile, uint32_t slot, uint32_t slots, tile_prefetch coming) const {
@@ -48,8 +47,8 @@ struct extremes_kernel {
             for (uint32_t i = 0; i < dim; ++i) {
                 if (first == 0) coming.advance(slot_group * element_bytes(type));
                 const floats x = load_lanes<type>(tile, i, first);
-                float* low = least + i * slot_group + first;
-                float* high = greatest + i * slot_group + first;
+                float* low = extremes + 2 * i * slot_group + first;
+                float* high = low + slot_group;
                 const floats not_above = hn::IfThenElse(mine, x, endless);
                 const floats not_below = hn::IfThenElse(mine, x, hn::Neg(endless));
                 hn::Store(hn::Min(hn::Load(d, low), not_above), d, low);
@@ -59,9 +58,10 @@ struct extremes_kernel {
     }
 };
 
-// What a channel is measured by: x' = (x - least) * inverse.
+// What a channel is measured by: x' = (x - centre) * inverse. Deviations do not change when all is
+// measured from the middle of the range, and their sums lose less.
 struct channel_ranges {
-    alignas(64) float least[widest_row];
+    alignas(64) float centre[widest_row];
     alignas(64) float inverse[widest_row];
 };
 
@@ -69,19 +69,21 @@ void find_ranges(operand_role role, const stored_rows& rows, const part_slots& p
                  channel_ranges& ranges) {
     const uint32_t dim = rows.operand(role, *rows.open).dim;
     constexpr float infinity = std::numeric_limits<float>::infinity();
-    alignas(64) float least[widest_row * slot_group], greatest[widest_row * slot_group];
-    std::fill(least, least + dim * slot_group, infinity);
-    std::fill(greatest, greatest + dim * slot_group, -infinity);
-    visit_tiles(role, rows, part.first_group(), part.end,
-                extremes_kernel{dim, part, least, greatest});
+    // Side by side: apart they would share their places in a page, and stores would hold up loads.
+    alignas(64) float extremes[widest_row * 2 * slot_group];
     for (uint32_t i = 0; i < dim; ++i) {
-        const float* low = least + i * slot_group;
-        const float* high = greatest + i * slot_group;
+        std::fill_n(extremes + 2 * i * slot_group, slot_group, infinity);
+        std::fill_n(extremes + (2 * i + 1) * slot_group, slot_group, -infinity);
+    }
+    visit_tiles(role, rows, part.first_group(), part.end, extremes_kernel{dim, part, extremes});
+    for (uint32_t i = 0; i < dim; ++i) {
+        const float* low = extremes + 2 * i * slot_group;
+        const float* high = low + slot_group;
         const float lowest = *std::min_element(low, low + slot_group);
         const float range = *std::max_element(high, high + slot_group) - lowest;
         const float inverse = 1.0f / range;
         const bool usable = range > 0.0f && range < infinity && inverse < infinity;
-        ranges.least[i] = usable ? lowest : 0.0f;
+        ranges.centre[i] = usable ? lowest + range / 2.0f : 0.0f;
         ranges.inverse[i] = usable ? inverse : 0.0f;
     }
 }
@@ -98,31 +100,36 @@ struct deviation_kernel {
         const floats share = hn::Set(d, 1.0f / static_cast<float>(dim));
         const floats freedom = hn::Set(d, 1.0f / static_cast<float>(dim - 1));
         for (uint32_t first = 0; first < slots; first += vector_slots) {
-            const auto scaled = [&](uint32_t i) HWY_ATTR {
-                const floats x = load_lanes<type>(tile, i, first);
-                return hn::Mul(hn::Sub(x, hn::Set(d, ranges.least[i])),
-                               hn::Set(d, ranges.inverse[i]));
-            };
-            floats even = hn::Zero(d), odd = hn::Zero(d);
+            floats sums = hn::Zero(d), others = sums, squares = sums, more_squares = sums;
             for (uint32_t i = 0; i < dim; i += 2) {
                 if (first == 0) coming.advance(2 * slot_group * element_bytes(type));
-                even = hn::Add(even, scaled(i));
-                odd = hn::Add(odd, scaled(i + 1));
+                const floats a = scaled<type>(tile, i, first);
+                const floats b = scaled<type>(tile, i + 1, first);
+                sums = hn::Add(sums, a);
+                others = hn::Add(others, b);
+                squares = hn::MulAdd(a, a, squares);
+                more_squares = hn::MulAdd(b, b, more_squares);
             }
-            const floats mean = hn::Mul(hn::Add(even, odd), share);
-            even = odd = hn::Zero(d);
-            for (uint32_t i = 0; i < dim; i += 2) {
-                const floats a = hn::Sub(scaled(i), mean), b = hn::Sub(scaled(i + 1), mean);
-                even = hn::MulAdd(a, a, even);
-                odd = hn::MulAdd(b, b, odd);
-            }
+            const floats sum = hn::Add(sums, others);
+            const floats square =
+                hn::NegMulAdd(hn::Mul(sum, share), sum, hn::Add(squares, more_squares));
+            const floats variance = hn::Max(hn::Mul(square, freedom), hn::Zero(d));
             alignas(64) float lanes[vector_slots];
-            hn::Store(hn::Sqrt(hn::Mul(hn::Add(even, odd), freedom)), d, lanes);
+            hn::Store(hn::IfThenElse(hn::IsNaN(square), square, hn::Sqrt(variance)), d, lanes);
             const uint32_t from = slot + first, count = HWY_MIN(vector_slots, slots - first);
             for (uint32_t i = 0; i < count; ++i) {
                 if (from + i >= part.first) deviations[from + i - part.first] = lanes[i];
             }
         }
+    }
+
+  private:
+    template <element type>
+    HWY_INLINE floats scaled(const std::byte* tile, uint32_t i, uint32_t first) const {
+        const float_tag d;
+        const floats centred =
+            hn::Sub(load_lanes<type>(tile, i, first), hn::Set(d, ranges.centre[i]));
+        return hn::Mul(centred, hn::Set(d, ranges.inverse[i]));
     }
 };
 

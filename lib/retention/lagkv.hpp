@@ -9,7 +9,7 @@
 // Sinks, the last part and what is left over after it have the score 1, above all others. Sequences
 // of fewer than sinks + 2 lag slots are scored by recency: (slot - sinks) / (slots - sinks).
 // Of slots of a part that are equal the lower one ranks higher. A channel that does not vary in the
-// next part counts as 0. A slot with NaN ranks lowest in its part.
+// next part counts as the middle of a range. A slot with NaN ranks lowest in its part.
 #pragma once
 
 #include "retention/stored_rows.hpp"

@@ -18,8 +18,9 @@ namespace kvrt {
 namespace HWY_NAMESPACE {
 namespace {
 
-// As many directions at once as leave registers for a channel and its weights.
-constexpr uint32_t directions_at_once = vector_slots == slot_group ? 20 : 10;
+// As many directions at once as leave registers for a channel and its weights on 16 registers, and
+// as compilers unroll.
+constexpr uint32_t directions_at_once = 10;
 static_assert(sketch_directions % directions_at_once == 0);
 
 // out = |x G|^2, or out times that.

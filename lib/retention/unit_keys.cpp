@@ -147,6 +147,32 @@ struct comparison {
     hn::Vec<hn::RebindToSigned<float_tag>> latest;
 };
 
+// product[column][row] of two vectors of rows and four columns. By name and in a function of its
+// own, since arrays, or more registers in use, would not leave these where they belong.
+HWY_NOINLINE void multiply_columns(const float* first, const float* second, const float* columns,
+                                   uint32_t dim, float* product) {
+    const float_tag d;
+    floats a0 = hn::Zero(d), a1 = a0, a2 = a0, a3 = a0, b0 = a0, b1 = a0, b2 = a0, b3 = a0;
+    for (uint32_t i = 0; i < dim * slot_group; i += slot_group) {
+        const floats a = hn::Load(d, first + i);
+        const floats b = hn::Load(d, second + i);
+        const auto times = [&](uint32_t c, floats& of_a, floats& of_b) HWY_ATTR {
+            const floats other = hn::Set(d, columns[i + c]);
+            of_a = hn::MulAdd(other, a, of_a);
+            of_b = hn::MulAdd(other, b, of_b);
+        };
+        times(0, a0, b0);
+        times(1, a1, b1);
+        times(2, a2, b2);
+        times(3, a3, b3);
+    }
+    const floats products[2 * columns_at_once] = {a0, b0, a1, b1, a2, b2, a3, b3};
+    for (const floats& of : products) {
+        hn::Store(of, d, product);
+        product += vector_slots;
+    }
+}
+
 HWY_INLINE void compare_columns(const float* units, uint32_t dim, const row_vectors (&rows)[2],
                                 uint32_t column, uint32_t columns, float threshold,
                                 comparison (&found)[2]) {
@@ -154,25 +180,14 @@ HWY_INLINE void compare_columns(const float* units, uint32_t dim, const row_vect
     const hn::RebindToSigned<float_tag> di;
     const float* places =
         units + uint64_t{column} / slot_group * slot_group * dim + column % slot_group;
-    floats product[2][columns_at_once];
-    for (auto& row : product) {
-        for (floats& entry : row) entry = hn::Zero(d);
-    }
-    for (uint32_t i = 0; i < dim; ++i) {
-        const floats a = hn::Load(d, rows[0].at + i * slot_group);
-        const floats b = hn::Load(d, rows[1].at + i * slot_group);
-        for (uint32_t c = 0; c < columns_at_once; ++c) {
-            const floats other = hn::Set(d, places[i * slot_group + c]);
-            product[0][c] = hn::MulAdd(a, other, product[0][c]);
-            product[1][c] = hn::MulAdd(b, other, product[1][c]);
-        }
-    }
+    alignas(64) float product[columns_at_once][2][vector_slots];
+    multiply_columns(rows[0].at, rows[1].at, places, dim, &product[0][0][0]);
     for (uint32_t half = 0; half < 2; ++half) {
         const auto row = hn::Iota(di, static_cast<int32_t>(rows[half].row));
         for (uint32_t c = 0; c < columns; ++c) {
             const auto index = hn::Set(di, static_cast<int32_t>(column + c));
             const auto itself = hn::RebindMask(d, hn::Eq(row, index));
-            const floats cosine = hn::IfThenZeroElse(itself, product[half][c]);
+            const floats cosine = hn::IfThenZeroElse(itself, hn::Load(d, product[c][half]));
             found[half].part = hn::Add(found[half].part, cosine);
             const auto alike = hn::AndNot(itself, hn::Gt(cosine, hn::Set(d, threshold)));
             found[half].cosine = hn::IfThenElse(alike, cosine, found[half].cosine);

@@ -150,6 +150,6 @@ TEST_CASE("LagKV: channels that do not vary and rows that are no numbers") {
     on_every_target([&] {
         const std::vector<float> scores = score(set, 0, {4, 0});
         CHECK(std::vector<float>(scores.begin(), scores.begin() + 4) ==
-              std::vector<float>{0.25f, 0.5f, 0, 0.75f});
+              std::vector<float>{0.5f, 0.25f, 0, 0.75f});  // 0 and 1: as far from the middle
     });
 }
