@@ -63,6 +63,7 @@ struct row_set {
         paged_cache first = make(sealed_as, sealed_slots), second = make(open_as, slots);
         sealed = first.layout;
         open = second.layout;
+        REQUIRE((sealed_slots == 0 || sealed.block_tokens == open.block_tokens));
         fill(first, sealed_slots, draw);
         fill(second, slots - sealed_slots, draw);
         memory.resize((first.bytes() + second.bytes()) / 8 + 16);
@@ -171,14 +172,14 @@ inline std::function<std::vector<float>(bool)> drawn_rows(uint32_t key_dim, uint
     };
 }
 
-/// Runs body(set) for sequences of `slots` slots in every kind of storage, on every target. With a
-/// sealed part where there are slots enough.
+/// Runs body(set) for sequences of `slots` slots, at least 64, in every kind of storage, on every
+/// target. The last two kinds have a sealed part.
 inline void for_each_row_set(uint32_t slots, uint32_t key_dim, uint32_t value_dim,
                              const std::function<void(const row_set&)>& body) {
     const storage f32{tile_order::native, 16, KV_FORMAT_F32, KV_FORMAT_F32};
     const storage f16{tile_order::native, 32, KV_FORMAT_F16, KV_FORMAT_F16};
-    const storage f16_rows{tile_order::hnd, 16, KV_FORMAT_F16, KV_FORMAT_F32};
-    const storage bf16_rows{tile_order::nhd, 16, KV_FORMAT_BF16, KV_FORMAT_F16};
+    const storage f16_rows{tile_order::hnd, 32, KV_FORMAT_F16, KV_FORMAT_F32};
+    const storage bf16_rows{tile_order::nhd, 32, KV_FORMAT_BF16, KV_FORMAT_F16};
     const storage codes{tile_order::native, 64, KV_FORMAT_Q8_0, KV_FORMAT_Q4_0};
     const storage foreign_codes{tile_order::hnd, 16, KV_FORMAT_Q4_1, KV_FORMAT_INT8_TOKEN};
     const storage tiles{tile_order::native, 32, KV_FORMAT_KIVI4, KV_FORMAT_F16};
@@ -186,13 +187,14 @@ inline void for_each_row_set(uint32_t slots, uint32_t key_dim, uint32_t value_di
         {f32, {}},   {f16, {}},           {f16_rows, {}},  {bf16_rows, {}},
         {codes, {}}, {foreign_codes, {}}, {f16, f16_rows}, {bf16_rows, tiles}};
     std::mt19937 random(slots + key_dim);
-    uint32_t kind = 0;
-    for (const auto& [open, sealed] : kinds) {
+    for (std::size_t kind = 0; kind < std::size(kinds); ++kind) {
+        const auto& [open, sealed] = kinds[kind];
         const bool cut = kind >= std::size(kinds) - 2;
         const uint32_t sealed_slots = cut ? slots / 2 / 32 * 32 : 0;
         const row_set set(open, slots, key_dim, value_dim, drawn_rows(key_dim, value_dim, random),
                           sealed, sealed_slots);
-        CAPTURE(kind++);
+        REQUIRE((!cut || sealed_slots > 0));
+        CAPTURE(kind);
         on_every_target([&] { body(set); });
     }
 }
