@@ -1,0 +1,155 @@
+// LagKV against the definition in double, and against sets that kvpress would keep.
+#include "retention/lagkv.hpp"
+
+#include "scorer_fixture.hpp"
+
+using namespace scorer_test;
+
+namespace {
+
+std::vector<float> score(const row_set& set, uint32_t head, const lag_shape& shape,
+                         uint32_t parts_at_once = ~0u) {
+    std::vector<float> scores(set.slots + 3, -9.0f);
+    std::vector<uint64_t> scratch(lag_scratch_bytes(shape) / 8 + 1, 0x5555555555555555u);
+    const uint32_t parts = lag_parts(shape, set.slots);
+    for (uint32_t first = 0; first < parts; first += std::min(parts_at_once, parts)) {
+        score_lag_parts(set.view(head), shape, first,
+                        first + std::min({parts_at_once, parts, parts - first}), scratch.data(),
+                        scores.data());
+    }
+    score_lag_kept(shape, set.slots, scores.data());
+    return scores;
+}
+
+// Softmax over a part's slots of the deviation (channels - 1) of rows scaled by the next part.
+std::vector<double> information(const row_set& set, bool value, uint32_t head, uint32_t first,
+                                uint32_t lag) {
+    const uint32_t dim = set.dims[value];
+    std::vector<double> out(lag);
+    double sum = 0;
+    for (uint32_t t = 0; t < lag; ++t) {
+        std::vector<double> scaled(dim);
+        double mean = 0, squares = 0;
+        for (uint32_t i = 0; i < dim; ++i) {
+            double least = INFINITY, greatest = -INFINITY;
+            for (uint32_t r = first + lag; r < first + 2 * lag; ++r) {
+                least = std::min(least, set.row(value, r, head)[i]);
+                greatest = std::max(greatest, set.row(value, r, head)[i]);
+            }
+            scaled[i] = (set.row(value, first + t, head)[i] - least) / (greatest - least);
+            mean += scaled[i] / dim;
+        }
+        for (double x : scaled) squares += (x - mean) * (x - mean);
+        out[t] = std::exp(std::sqrt(squares / (dim - 1)));
+        sum += out[t];
+    }
+    for (double& x : out) x /= sum;
+    return out;
+}
+
+// What kvpress gives a sequence, except that ties go to the lower slot. `gap`: the least difference
+// between what ranks are made from.
+std::vector<double> defined(const row_set& set, uint32_t head, const lag_shape& shape,
+                            double& gap) {
+    const uint32_t n = set.slots, lag = shape.lag, sinks = shape.sinks;
+    std::vector<double> scores(n, 1.0);
+    if (n < sinks + 2 * lag) {
+        for (uint32_t s = sinks; s < n; ++s) scores[s] = double(s - sinks) / (n - sinks);
+        return scores;
+    }
+    const uint32_t end = sinks + (n - sinks) / lag * lag;
+    for (uint32_t first = sinks; first + 2 * lag <= end; first += lag) {
+        const std::vector<double> k = information(set, false, head, first, lag);
+        const std::vector<double> v = information(set, true, head, first, lag);
+        for (uint32_t a = 0; a < lag; ++a) {
+            uint32_t rank = 0;
+            for (uint32_t b = 0; b < lag; ++b) {
+                if (a == b) continue;
+                const double difference = (k[a] + v[a]) - (k[b] + v[b]);
+                gap = std::min(gap, std::abs(difference));
+                rank += difference > 0 ? 1 : 0;
+            }
+            scores[first + a] = double(rank) / lag;
+        }
+    }
+    return scores;
+}
+
+}  // namespace
+
+TEST_CASE("LagKV in every kind of storage") {
+    for (const lag_shape& shape : {lag_shape{24, 5}, lag_shape{16, 0}, lag_shape{50, 4}}) {
+        for_each_row_set(135, 64, 32, [&](const row_set& set) {
+            for (uint32_t head = 0; head < row_set::heads; ++head) {
+                double gap = INFINITY;
+                const std::vector<double> expected = defined(set, head, shape, gap);
+                const std::vector<float> scores = score(set, head, shape);
+                // Ranks of slots that are all but equal may be swapped; nothing else may differ.
+                uint32_t different = 0;
+                for (uint32_t slot = 0; slot < set.slots; ++slot) {
+                    const double off = std::abs(scores[slot] - expected[slot]) * shape.lag;
+                    CHECK(off < 1.001);
+                    different += off > 1e-4 ? 1 : 0;
+                }
+                CHECK(different <= (gap < 1e-8 ? 4u : 0u));
+                CHECK(scores[set.slots] == -9.0f);
+                CHECK(score(set, head, shape, 1) == scores);
+            }
+        });
+    }
+}
+
+TEST_CASE("LagKV's parts: which are scored, and what is kept") {
+    const lag_shape shape{8, 4};
+    CHECK(lag_parts(shape, 0) == 0);
+    CHECK(lag_parts(shape, 19) == 0);
+    CHECK(lag_parts(shape, 20) == 1);
+    CHECK(lag_parts(shape, 27) == 1);
+    CHECK(lag_parts(shape, 28) == 2);
+    CHECK(lag_parts({128, 4}, 4 + 1000 * 128 + 127) == 999);
+
+    // Too short: sinks, then the later the better.
+    std::vector<float> scores(20, -9.0f);
+    score_lag_kept(shape, 9, scores.data());
+    CHECK(std::vector<float>(scores.begin(), scores.begin() + 10) ==
+          std::vector<float>{1, 1, 1, 1, 0, 0.2f, 0.4f, 0.6f, 0.8f, -9});
+    score_lag_kept(shape, 3, scores.data());
+    CHECK(scores[2] == 1.0f);
+    // 29 slots: sinks 4, one part of 8 scored and another, the last one and one slot kept.
+    scores.assign(30, -9.0f);
+    score_lag_kept(shape, 29, scores.data());
+    for (uint32_t s = 0; s < 30; ++s) CHECK(scores[s] == (s < 4 || (s >= 20 && s < 29) ? 1 : -9));
+}
+
+TEST_CASE("LagKV by hand: deviations order a part, equal slots by place") {
+    // Two parts of 4 slots and no sinks. The second part spans 0 to 1 in every channel of keys and
+    // values, so rows of the first are taken as they are; half of the channels are x, half 0.
+    const float x[4] = {0.5f, 2.0f, 0.5f, -1.0f};
+    uint32_t drawn = 0;
+    const row_set set({}, 8, 32, 32, [&](bool) {
+        const uint32_t slot = drawn++ / (2 * row_set::heads);
+        std::vector<float> row(32, slot == 5 ? 1.0f : 0.0f);
+        for (uint32_t i = 0; slot < 4 && i < 16; ++i) row[i] = x[slot];
+        return row;
+    });
+    on_every_target([&] {
+        const std::vector<float> scores = score(set, 1, {4, 0});
+        CHECK(scores == std::vector<float>{0.25f, 0.75f, 0, 0.5f, 1, 1, 1, 1, -9, -9, -9});
+    });
+}
+
+TEST_CASE("LagKV: channels that do not vary and rows that are no numbers") {
+    uint32_t drawn = 0;
+    const row_set set({}, 8, 32, 32, [&](bool) {
+        const uint32_t slot = drawn++ / (2 * row_set::heads);
+        std::vector<float> row(32, 7.0f);  // constant in the second part, but for channel 0
+        row[0] = slot == 5 ? 1.0f : 0.0f;
+        if (slot < 4) row[0] = slot == 2 ? NAN : static_cast<float>(slot);
+        return row;
+    });
+    on_every_target([&] {
+        const std::vector<float> scores = score(set, 0, {4, 0});
+        CHECK(std::vector<float>(scores.begin(), scores.begin() + 4) ==
+              std::vector<float>{0.5f, 0.25f, 0, 0.75f});  // 0 and 1: as far from the middle
+    });
+}
