@@ -200,8 +200,9 @@ void score_cache(const tile_layout& layout, const std::byte* arena,
     const uint32_t stretches = (slots + stretch - 1) / stretch;
     threads.for_each(heads * stretches, [&](uint32_t unit) {
         const uint32_t head = unit / stretches, first = unit % stretches * stretch;
-        score_triattention(layout, arena, blocks.data(), first, std::min(first + stretch, slots),
-                           head, shape, rope, buffers.weights.data() + head * weight_count,
+        const stored_rows rows{&layout, nullptr, 0, arena, blocks.data(), head, nullptr};
+        score_triattention(rows, first, std::min(first + stretch, slots), shape, rope,
+                           buffers.weights.data() + head * weight_count,
                            buffers.scores.data() + std::size_t{head} * group * slots, slots);
     });
 }

@@ -331,6 +331,11 @@ typedef struct kv_pool_config {
     uint32_t max_step_tokens;         /* in one step; default 8192 */
     uint32_t threads; /* of the library's own pool, the caller's included; 0: one per processor */
     const kv_hooks *hooks; /* may be NULL */
+    uint32_t max_observed_sequences; /* whose policies need observed attention, or scores of the
+                                        host; default 0. Each takes host memory for 12 bytes per
+                                        layer, KV head and token of max_tokens_per_sequence, of
+                                        which the system backs what is used */
+    uint32_t reserved0;
 } kv_pool_config;
 
 /* Creates a pool for one model on one device. On error *out_pool is NULL.
@@ -662,7 +667,22 @@ enum {
     KV_SCORER_TRIATTENTION = 1, /* expected future attention from query statistics (2604.04921) */
     KV_SCORER_STREAMING = 2,    /* sinks and the most recent (2309.17453), original positions */
     KV_SCORER_KEY_NORM = 3,     /* small key norms stay (2406.11430) */
-    KV_SCORER_RANDOM = 4        /* uniform, drawn anew each round: the baseline (2609.03430) */
+    KV_SCORER_RANDOM = 4,       /* uniform, drawn anew each round: the baseline (2609.03430) */
+    /* By what attention gave each token, which kv_attend observes (max_observed_sequences): */
+    KV_SCORER_H2O = 5,          /* all of it, from all queries so far (2306.14048) */
+    KV_SCORER_SCISSORHANDS = 6, /* how often, in the last queries, at least the mean (2305.17118) */
+    KV_SCORER_TOVA = 7,         /* of the last query, over all heads of a layer (2401.06104) */
+    KV_SCORER_SNAPKV = 8,       /* of the last queries, pooled over neighbours (2404.14469) */
+    KV_SCORER_RKV = 9,          /* that of the last 8 queries less redundancy of keys (2505.24133) */
+    KV_SCORER_VASE_ATTENTION = 10, /* SNAPKV, sampled, with a reserve of large values (2606.03928) */
+    /* By keys and values alone: */
+    KV_SCORER_VASE_SKETCH = 11, /* size of keys and values in random directions (2606.03928) */
+    KV_SCORER_KEYDIFF = 12,     /* keys unlike the mean of all stay (2504.15364) */
+    KV_SCORER_LAGKV = 13,       /* deviation within the ranges of the next tokens (2504.04704) */
+    /* By query statistics, as TRIATTENTION: */
+    KV_SCORER_EXPECTED_ATTENTION = 14, /* softmax of expected logits, times |v| (2510.00636) */
+    /* By numbers that the host gives (kv_seq_set_scores): KVzap, DMS and their kin. */
+    KV_SCORER_HOST = 15
 };
 
 /* Which sets of survivors may differ. All keep the same number in every layer and head, whether or
@@ -671,14 +691,33 @@ enum {
     KV_SELECT_DEFAULT = 0,            /* PER_LAYER_PER_HEAD; STREAMING is the same for all anyway */
     KV_SELECT_PER_LAYER_PER_HEAD = 1, /* each layer and KV head has its own set */
     KV_SELECT_PER_HEAD = 2,           /* one set per KV head, the same in all layers */
-    KV_SELECT_UNION = 3               /* one set of tokens for the whole model */
+    KV_SELECT_UNION = 3,              /* one set of tokens for the whole model */
+    KV_SELECT_PER_LAYER = 4           /* one set per layer, for all its KV heads */
+};
+
+/* How many tokens each layer and head keeps of a round's budget. */
+enum {
+    KV_ALLOCATE_DEFAULT = 0,  /* UNIFORM */
+    KV_ALLOCATE_UNIFORM = 1,  /* the budget, everywhere */
+    KV_ALLOCATE_PYRAMID = 2,  /* falls from layer to layer around the budget (2406.02069) */
+    KV_ALLOCATE_ADAPTIVE = 3, /* heads of a layer compete for their budgets' sum (Ada-KV,
+                                 2407.11550): layers with KV_LAYER_LANE_PER_HEAD */
+    KV_ALLOCATE_THRESHOLD = 4 /* what scores `threshold` or more, at most the budget; heads that
+                                 share a lane keep what the one with the most does */
 };
 
 enum {
     KV_POLICY_PROTECT_PROMPT = 1u << 0,   /* positions below prompt_tokens, at least 1, stay */
     KV_POLICY_PROMPT_ON_TOP = 1u << 1,    /* the protected prompt does not count in the budget */
     KV_POLICY_OFFSETS_MAX = 1u << 2,      /* TriAttention: max over future offsets, not mean */
-    KV_POLICY_STATISTICS_ONLINE = 1u << 3 /* TriAttention: ignore statistics set on the pool */
+    KV_POLICY_STATISTICS_ONLINE = 1u << 3, /* TriAttention: ignore statistics set on the pool */
+    KV_POLICY_SAMPLE = 1u << 4,    /* survivors are drawn with probabilities as their scores, which
+                                      must not be negative: scorers by attention, VASE_SKETCH,
+                                      EXPECTED_ATTENTION and HOST */
+    KV_POLICY_POOL_MAX = 1u << 5,  /* pool_width takes the greatest score, not the mean */
+    KV_POLICY_EXACT_REDUNDANCY = 1u << 6, /* RKV: with the rule that spares the newest of similar
+                                             keys; its cost is quadratic in the tokens */
+    KV_POLICY_AT_PROMPT_END = 1u << 7     /* a round also when prompt_tokens have been accepted */
 };
 
 /* Which tokens to retain. Applies to full layers; layers with a window keep their window. When the
@@ -696,9 +735,29 @@ typedef struct kv_policy {
     uint32_t sinks;         /* positions below this stay */
     uint32_t recent;        /* the last so many tokens stay */
     uint32_t offset_max;    /* TriAttention: largest future offset, a power of two; 0: 65536 */
-    uint32_t skip_layers;   /* KEY_NORM: the first so many layers are left whole */
+    uint32_t skip_layers;   /* the first so many layers are left whole (KEY_NORM: 2 is usual) */
     uint32_t reserved0;
-    uint64_t seed; /* RANDOM */
+    uint64_t seed; /* of all draws: RANDOM, VASE_*, SAMPLE */
+    uint32_t allocator;     /* KV_ALLOCATE_* */
+    uint32_t slack;         /* a round at step end when more than budget + slack are retained;
+                               0: `every` alone decides */
+    uint32_t window;        /* SCISSORHANDS, SNAPKV, RKV, VASE_ATTENTION: the last so many queries
+                               count; 0: 400, 64, 8, 64. From twice as many on older ones are
+                               forgotten: rounds every multiple of `window` see exactly those */
+    uint32_t pool_width;    /* odd, at most 127: scores become the mean of so many neighbours;
+                               0: the scorer's (SNAPKV, VASE_ATTENTION 5, RKV 7, maximum), else 1 */
+    uint32_t observe_every; /* attention of one-token steps is observed in every so-manieth alone:
+                               it costs a twentieth of the attention's time; 0: 1 */
+    float decay;            /* H2O: what a query counts after each one behind it; 0: 1 */
+    float redundancy;       /* RKV: weight of redundancy, up to 1; 0: 0.9 */
+    float similarity;       /* RKV, EXACT_REDUNDANCY: keys are similar above this cosine; 0: 0.5 */
+    float floor_share;      /* ADAPTIVE: of its budget each head is sure of; 0: 0.2 */
+    float threshold;        /* THRESHOLD */
+    uint32_t steepness;     /* PYRAMID: the last layer has budget / steepness; 0: 20 */
+    uint32_t value_reserve; /* so many tokens whose values have the widest range stay;
+                               VASE_ATTENTION: 0 is a quarter of the budget */
+    uint32_t segments;      /* the prompt in so many equal parts, of each of which at least */
+    uint32_t segment_quota; /* so many tokens stay, the best; 0: off */
 } kv_policy;
 
 typedef struct kv_compress_options {
@@ -711,7 +770,9 @@ enum {
     KV_COMPRESS_DONE = 1,
     KV_COMPRESS_NOTHING = 2,  /* no more is retained than the policy keeps */
     KV_COMPRESS_DEFERRED = 3, /* the sequence is in an open step: runs at its end, after accept */
-    KV_COMPRESS_NO_STATISTICS = 4 /* TriAttention has seen no queries and has no file */
+    KV_COMPRESS_NO_STATISTICS = 4, /* TriAttention has seen no queries and has no file */
+    KV_COMPRESS_NO_OBSERVATIONS = 5 /* kv_attend has observed nothing for this scorer, or the host
+                                       has given no scores */
 };
 
 /* Sums over layers; tokens are counted per layer and KV head. */
@@ -742,6 +803,22 @@ typedef struct kv_compress_report {
 KV_API KV_MUST_CHECK kv_status kv_compress(kv_pool *pool, kv_seq seq,
                                            const kv_compress_options *options,
                                            kv_compress_report *report);
+
+/* Scores of one layer for positions [first_position, first_position + tokens), for KV_SCORER_HOST:
+ * scores[kv_head * tokens + i], higher stays, NaN goes first. Positions that a head no longer
+ * retains are passed over. A token that was given no score stays. The sequence's policy must be one
+ * of KV_SCORER_HOST. Errors: INVALID, STALE. Threads: external. */
+KV_API KV_MUST_CHECK kv_status kv_seq_set_scores(kv_pool *pool, kv_seq seq, uint32_t layer,
+                                                 uint64_t first_position, uint64_t tokens,
+                                                 const float *scores);
+
+/* What a sequence's scorer has observed of one layer and KV head, or was given: a number per
+ * retained token, in the order of kv_seq_get_positions. Attention is summed over the query heads of
+ * the KV head. Writes up to `capacity` of them (out_scores may be NULL when it is 0), and the full
+ * count: 0 where nothing was observed. Errors: INVALID, STALE. Threads: external. */
+KV_API KV_MUST_CHECK kv_status kv_seq_get_scores(kv_pool *pool, kv_seq seq, uint32_t layer,
+                                                 uint32_t kv_head, uint64_t capacity,
+                                                 float *out_scores, uint64_t *out_count);
 
 /* ---- 11. Statistics of queries ------------------------------------------------------------ */
 

@@ -64,7 +64,9 @@ struct kv_pool {
 namespace kvrt {
 
 inline constexpr uint32_t policy_flags = KV_POLICY_PROTECT_PROMPT | KV_POLICY_PROMPT_ON_TOP |
-                                         KV_POLICY_OFFSETS_MAX | KV_POLICY_STATISTICS_ONLINE;
+                                         KV_POLICY_OFFSETS_MAX | KV_POLICY_STATISTICS_ONLINE |
+                                         KV_POLICY_SAMPLE | KV_POLICY_POOL_MAX |
+                                         KV_POLICY_EXACT_REDUNDANCY | KV_POLICY_AT_PROMPT_END;
 
 void publish_stats(kv_pool& pool);
 

@@ -12,6 +12,14 @@ status adopt_policy(const kv_pool& pool, const kv_policy* policy, kv_policy& loc
     return check_policy(pool.store, local);
 }
 
+/// Gives a sequence a policy, or none.
+status take_policy(kv_pool& pool, sequence& target, const kv_policy* policy) {
+    KVRT_TRY(prepare_observations(pool.store, pool.retention.observations, target, policy));
+    target.policy = policy != nullptr ? *policy : KV_INIT(kv_policy);
+    target.has_policy = policy != nullptr;
+    return KV_OK;
+}
+
 status create(kv_pool& pool, const kv_seq_config* config, kv_seq* out_seq) {
     kv_seq_config local = KV_INIT(kv_seq_config);
     kv_policy policy = KV_INIT(kv_policy);
@@ -24,10 +32,13 @@ status create(kv_pool& pool, const kv_seq_config* config, kv_seq* out_seq) {
         return fail(KV_LIMIT, "max_sequences = {} sequences are alive",
                     pool.store.limits.max_sequences);
     }
+    const status verdict = take_policy(pool, *target, local.policy != nullptr ? &policy : nullptr);
+    if (verdict < 0) {
+        release_sequence(pool.store, *target);
+        return verdict;
+    }
     target->user_data = local.user_data;
     target->gathers_statistics = (local.flags & KV_SEQ_GATHER_STATISTICS) != 0;
-    target->has_policy = local.policy != nullptr;
-    target->policy = policy;
     reset_statistics(pool.store, pool.retention.statistics, pool.store.sequences.index(*target));
     *out_seq = pool.store.sequences.handle(*target);
     return KV_OK;
@@ -56,8 +67,11 @@ status fork(kv_pool& pool, sequence& parent, uint32_t count, kv_seq* out_childre
         return fail(KV_LIMIT, "{} children, {} of max_sequences = {} are free", count,
                     store.sequences.free(), store.limits.max_sequences);
     }
+    observation_store& observations = pool.retention.observations;
+    KVRT_TRY(check_child_places(store, observations, parent, count));
     for (uint32_t i = 0; i < count; ++i) {
         sequence* child = fork_sequence(store, parent);
+        copy_observations(store, observations, parent, *child);
         copy_statistics(store, pool.retention.statistics, store.sequences.index(parent),
                         store.sequences.index(*child));
         out_children[i] = store.sequences.handle(*child);
@@ -69,7 +83,9 @@ status truncate(kv_pool& pool, sequence& target, uint64_t tokens_seen) {
     if (target.in_step) {
         return fail(KV_INVALID, "the sequence is in an open step: use kv_step_accept, or end it");
     }
-    return truncate_sequence(pool.store, target, tokens_seen);
+    KVRT_TRY(truncate_sequence(pool.store, target, tokens_seen));
+    truncate_observations(pool.store, pool.retention.observations, target);
+    return KV_OK;
 }
 
 status pin(sequence& target, uint64_t first, uint64_t count) {
@@ -186,9 +202,7 @@ kv_status kv_seq_set_policy(kv_pool* pool, kv_seq seq, const kv_policy* policy) 
         return with_sequence(*pool, seq, [&](sequence& target) -> status {
             kv_policy local = KV_INIT(kv_policy);
             if (policy != nullptr) KVRT_TRY(adopt_policy(*pool, policy, local));
-            target.policy = local;
-            target.has_policy = policy != nullptr;
-            return KV_OK;
+            return take_policy(*pool, target, policy != nullptr ? &local : nullptr);
         });
     });
 }

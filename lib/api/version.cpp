@@ -6,6 +6,7 @@
 #include "format/format.hpp"
 #include "model/geometry.hpp"
 #include "model/presets.hpp"
+#include "retention/scorers.hpp"
 
 using namespace kvrt;
 
@@ -51,10 +52,9 @@ kv_status kv_capabilities(kv_capabilities_report* out_report) {
     }
     report.devices = 1u << KV_DEVICE_CPU;
     report.layouts = 1u << KV_LAYOUT_NATIVE | 1u << KV_LAYOUT_HND | 1u << KV_LAYOUT_NHD;
-    report.scorers = 1u << KV_SCORER_TRIATTENTION | 1u << KV_SCORER_STREAMING |
-                     1u << KV_SCORER_KEY_NORM | 1u << KV_SCORER_RANDOM;
-    report.selections =
-        1u << KV_SELECT_PER_LAYER_PER_HEAD | 1u << KV_SELECT_PER_HEAD | 1u << KV_SELECT_UNION;
+    report.scorers = scorer_bits();
+    report.selections = 1u << KV_SELECT_PER_LAYER_PER_HEAD | 1u << KV_SELECT_PER_HEAD |
+                        1u << KV_SELECT_UNION | 1u << KV_SELECT_PER_LAYER;
     report.min_head_dim = min_head_dim;
     report.max_head_dim = max_head_dim;
     report.head_dim_multiple = head_dim_multiple;

@@ -40,8 +40,9 @@ struct attend_observer {
                                     ///< first slots_before slots; null: nothing
     uint64_t stride = 0;            ///< a multiple of 64, >= slots
     uint32_t slots_before = 0;
-    uint32_t first_row = 0;  ///< rows before it do not count
-    float decay = 1.0f;      ///< what a row counts after each row behind it
+    uint32_t first_row = 0;     ///< rows before it do not count
+    float decay = 1.0f;         ///< what a row counts after each row behind it
+    bool before_decays = true;  ///< so do the sums before
     /// Instead of a weight, count 1 where it is at least 1 / (slots that the row sees).
     bool counts = false;
 };

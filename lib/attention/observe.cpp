@@ -124,7 +124,7 @@ HWY_NOINLINE void add_tasks(const observed_rows* tasks, uint32_t task_count, uin
     floats sums[vectors];
     if (begins) {
         const uint32_t counted = item.rows - std::min(item.rows, observer.first_row);
-        const float factor = power(observer.decay, counted);
+        const float factor = observer.before_decays ? power(observer.decay, counted) : 1.0f;
         for (uint32_t v = 0; v < vectors; ++v) {
             sums[v] = load_before(observer, before, first + v * lanes, factor);
         }

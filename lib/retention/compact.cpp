@@ -4,10 +4,43 @@
 #include <limits>
 #include <numeric>
 
-#include "retention/round.hpp"
-#include "retention/scores.hpp"
+#include "retention/expected_attention.hpp"
+#include "retention/lagkv.hpp"
+#include "retention/scoring.hpp"
+#include "retention/sketch.hpp"
+#include "retention/unit_keys.hpp"
 
 namespace kvrt {
+
+namespace {
+
+status create_scratch(cache& store, uint32_t kv_heads, retention_context& context) {
+    uint32_t key_dim = 0, widest = 0;
+    for (const lane_geometry& lane : store.model.lanes) {
+        key_dim = std::max(key_dim, lane.layout.keys.dim);
+        widest = std::max({widest, lane.layout.keys.dim, lane.layout.values.dim});
+    }
+    constexpr const char* what = "round scratch";
+    constexpr memory_contents undefined = memory_contents::undefined;
+    host_allocator& allocator = store.allocator;
+    scoring_scratch& scratch = context.scratch;
+    const uint32_t slots = store.limits.max_tokens_per_sequence;
+    scratch.unit_sums_stride = uint64_t{ceil_divide(slots, slots_per_part)} * key_dim;
+    scratch.lag_stride = round_up<uint64_t>(lag_scratch_bytes({.lag = lag_slots}), 64);
+    KVRT_TRY(scratch.measures.allocate(allocator, kv_heads * context.slot_stride, what, undefined));
+    KVRT_TRY(scratch.unit_sums.allocate(allocator, kv_heads * scratch.unit_sums_stride, what,
+                                        undefined));
+    KVRT_TRY(scratch.sketch.allocate(allocator, sketch_count(widest), what, undefined));
+    KVRT_TRY(scratch.lag.allocate(allocator, kv_heads * scratch.lag_stride, what, undefined));
+    KVRT_TRY(scratch.shares.allocate(allocator, kv_heads, what));
+    KVRT_TRY(scratch.budgets.allocate(allocator, store.model.layers.size(), what));
+    if (store.limits.max_observed_sequences == 0) return KV_OK;
+    KVRT_TRY(scratch.units.allocate(allocator, unit_copy_count(slots, key_dim), what, undefined));
+    KVRT_TRY(scratch.latest.allocate(allocator, context.slot_stride, what, undefined));
+    return scratch.latest_cosine.allocate(allocator, context.slot_stride, what, undefined);
+}
+
+}  // namespace
 
 status create_retention(cache& store, retention_context& context) {
     const model_geometry& model = store.model;
@@ -26,13 +59,17 @@ status create_retention(cache& store, retention_context& context) {
         kv_heads = std::max(kv_heads, layer.kv_heads);
         lanes = std::max(lanes, layer.lanes);
         score_rows = std::max(score_rows, layer.query_heads);
-        weights = std::max(weights, triattention_weight_count(widest, layer.rope));
-        phases = std::max(phases, triattention_phase_count(widest, layer.rope));
+        const expected_shape expected{.key_dim = widest.key_dim, .group = widest.group};
+        weights = std::max({weights, triattention_weight_count(widest, layer.rope),
+                            expected_weight_count(expected, layer.rope, false)});
+        phases = std::max({phases, triattention_phase_count(widest, layer.rope),
+                           expected_phase_count(layer.rope)});
     }
     context.slot_stride = round_up<uint64_t>(store.limits.max_tokens_per_sequence, 64);
     context.weight_stride = weights;
     host_allocator& allocator = store.allocator;
     KVRT_TRY(create_statistics(store, context.statistics));
+    KVRT_TRY(create_observations(store, store.limits.max_observed_sequences, context.observations));
     KVRT_TRY(context.chosen_lanes.allocate(allocator, model.lanes.size(), "round scratch"));
     KVRT_TRY(context.keep.allocate(allocator, model.lanes.size(), "round scratch"));
     KVRT_TRY(context.scores.allocate(allocator, score_rows * context.slot_stride, "round scratch",
@@ -47,48 +84,8 @@ status create_retention(cache& store, retention_context& context) {
                                             "round scratch", memory_contents::undefined));
     KVRT_TRY(context.recoded.allocate(allocator, kv_heads, "round scratch"));
     KVRT_TRY(context.phases.allocate(allocator, phases, "round scratch"));
-    return context.weights.allocate(allocator, kv_heads * weights, "round scratch");
-}
-
-status check_policy(const cache& store, const kv_policy& policy) {
-    if (policy.scorer == KV_SCORER_NONE || policy.scorer > KV_SCORER_RANDOM) {
-        return fail(KV_UNSUPPORTED, "policy: scorer {} is not one of KV_SCORER_*", policy.scorer);
-    }
-    if (policy.selection > KV_SELECT_UNION) {
-        return fail(KV_UNSUPPORTED, "policy: selection {} is not one of KV_SELECT_*",
-                    policy.selection);
-    }
-    if (policy.budget == 0) {
-        return fail(KV_INVALID, "policy: budget is 0: say how many tokens stay per layer and head");
-    }
-    if (policy.offset_max != 0 && !std::has_single_bit(policy.offset_max)) {
-        return fail(KV_INVALID, "policy: offset_max {} is not a power of two", policy.offset_max);
-    }
-    if ((policy.flags & KV_POLICY_PROTECT_PROMPT) != 0 && policy.prompt_tokens == 0) {
-        return fail(KV_INVALID, "policy: PROTECT_PROMPT needs prompt_tokens");
-    }
-    if (policy.scorer != KV_SCORER_TRIATTENTION) return KV_OK;
-    for (const lane_geometry& lane : store.model.lanes) {
-        if (lane.evictable && !has_statistics(store, lane.layer)) {
-            return fail(
-                KV_UNSUPPORTED,
-                "layer {} has no kv_rope: TriAttention must know how keys are rotated (style "
-                "KV_ROPE_NONE if they are not)",
-                lane.layer);
-        }
-    }
-    return KV_OK;
-}
-
-bool round_is_due(const cache& store, const sequence& owner) {
-    const kv_policy& policy = owner.policy;
-    if (policy.every == 0 || owner.tokens_since_round < policy.every) return false;
-    for (uint32_t lane = 0; lane < store.model.lanes.size(); ++lane) {
-        if (store.model.lanes[lane].evictable && owner.lanes[lane].slots > policy.budget) {
-            return true;
-        }
-    }
-    return false;
+    KVRT_TRY(context.weights.allocate(allocator, kv_heads * weights, "round scratch"));
+    return create_scratch(store, kv_heads, context);
 }
 
 namespace {
@@ -96,8 +93,9 @@ namespace {
 uint32_t resolved_selection(const kv_policy& policy) {
     // The most recent tokens are the same in every lane that has the same tokens.
     if (policy.scorer == KV_SCORER_STREAMING) return KV_SELECT_PER_LAYER_PER_HEAD;
-    return policy.selection == KV_SELECT_DEFAULT ? uint32_t{KV_SELECT_PER_LAYER_PER_HEAD}
-                                                 : policy.selection;
+    if (policy.selection != KV_SELECT_DEFAULT) return policy.selection;
+    return find_scorer(policy.scorer)->one_set_per_layer ? uint32_t{KV_SELECT_PER_LAYER}
+                                                         : uint32_t{KV_SELECT_PER_LAYER_PER_HEAD};
 }
 
 /// Do two heads retain the same tokens? Only explicit positions need a look.
@@ -146,7 +144,9 @@ status check_sets(const round_plan& plan) {
                 first_layer, geometry.layer, model.layers[first_layer].kv_heads, heads);
         }
         for (uint32_t head = 0; head < geometry.kv_heads; ++head) {
-            const head_place other = first_of_set(plan, set_of(plan, lane, head));
+            const head_place other = plan.selection == KV_SELECT_PER_LAYER
+                                         ? head_place{model.layers[geometry.layer].first_lane, 0}
+                                         : first_of_set(plan, set_of(plan, lane, head));
             if (same_tokens(positions_of(plan.store, plan.owner, lane, head),
                             positions_of(plan.store, plan.owner, other.lane, other.head))) {
                 continue;
@@ -161,34 +161,6 @@ status check_sets(const round_plan& plan) {
         }
     }
     return KV_OK;
-}
-
-/// Chooses lanes and how many slots they keep: the same number in all. False when there is nothing
-/// to remove.
-bool choose_lanes(round_plan& plan) {
-    const uint32_t lanes = static_cast<uint32_t>(plan.store.model.lanes.size());
-    const bool on_top = (plan.policy.flags & KV_POLICY_PROMPT_ON_TOP) != 0;
-    uint32_t keep = 0;
-    for (uint32_t lane = 0; lane < lanes; ++lane) {
-        const lane_geometry& geometry = plan.store.model.lanes[lane];
-        const bool skipped =
-            plan.policy.scorer == KV_SCORER_KEY_NORM && geometry.layer < plan.policy.skip_layers;
-        const bool chosen = geometry.evictable && !skipped && plan.owner.lanes[lane].slots != 0;
-        plan.context.chosen_lanes[lane] = chosen ? 1 : 0;
-        for (uint32_t head = 0; chosen && head < geometry.kv_heads; ++head) {
-            keep = std::max(
-                keep, retained_after_round(plan.owner.lanes[lane].slots, plan.policy.budget, on_top,
-                                           guards_of(plan, lane, head)));
-        }
-    }
-    bool any = false;
-    for (uint32_t lane = 0; lane < lanes; ++lane) {
-        if (!plan.chosen(lane)) continue;
-        plan.context.keep[lane] = keep;
-        if (plan.owner.lanes[lane].slots <= keep) plan.context.chosen_lanes[lane] = 0;
-        any = any || plan.chosen(lane);
-    }
-    return any;
 }
 
 status check_room(const round_plan& plan) {
@@ -224,16 +196,23 @@ void move_survivors(const round_plan& plan, const layer_geometry& layer,
     ++report.layers;
 }
 
-void select_per_layer_per_head(const round_plan& plan, compaction_report& report) {
+/// Each layer by itself: its heads have sets of their own, or one for all of them.
+void select_by_layer(const round_plan& plan, compaction_report& report) {
     for (const layer_geometry& layer : plan.store.model.layers) {
         if (!plan.any_chosen(layer)) continue;
         score_layer(plan, layer);
-        for_each_head(plan, layer, [&](uint32_t lane, uint32_t head) {
+        if (allocates_by_scores(plan)) allocate_layer(plan, layer);
+        const auto select = [&](uint32_t lane, uint32_t head) {
             select_top(lane_scores(plan, lane, head), guards_of(plan, lane, head).candidates,
                        plan.owner.lanes[lane].slots, plan.keep(lane),
                        survivors_of(plan, lane, head));
-        });
-        move_survivors(plan, layer, report);
+        };
+        if (plan.selection == KV_SELECT_PER_LAYER) {
+            select(layer.first_lane, 0);
+        } else {
+            for_each_head(plan, layer, select);
+        }
+        if (plan.any_chosen(layer)) move_survivors(plan, layer, report);
     }
 }
 
@@ -305,18 +284,37 @@ status check_keeps(const round_plan& plan) {
         for (uint32_t head = 0; head < geometry.kv_heads; ++head) {
             held = std::max(held, guards_of(plan, lane, head).protected_slots);
         }
-        if (keep < slots && keep >= held && geometry.evictable) continue;
+        const bool removes = keep < slots || allocates_by_scores(plan);
+        if (removes && keep >= held && geometry.evictable) continue;
         return fail(KV_INTERNAL, "layer {} head {}: {} of {} slots are to stay, guards hold {}",
                     geometry.layer, geometry.first_head, keep, slots, held);
     }
     return KV_OK;
 }
 
+/// Whether every lane of the round has what its scorer wants to have observed, by these rules.
+bool has_observations(const round_plan& plan) {
+    const observation_rules rules = rules_of(plan.policy);
+    if (rules.kind == observed_kind::nothing) return true;
+    const observation_store& observations = plan.context.observations;
+    const observation_place* place = place_of(observations, plan.owner);
+    if (place == nullptr || !(place->rules == rules)) return false;
+    for (uint32_t lane = 0; lane < plan.store.model.lanes.size(); ++lane) {
+        if (!plan.chosen(lane)) continue;
+        if (observed_queries(observations, plan.owner, lane) == 0) return false;
+    }
+    return true;
+}
+
 status run(round_plan& plan, compaction_report& report) {
     KVRT_TRY(check_keeps(plan));
     KVRT_TRY(check_sets(plan));
+    if (!has_observations(plan)) {
+        report.outcome = KV_COMPRESS_NO_OBSERVATIONS;
+        return KV_OK;
+    }
     const bool online_only = (plan.policy.flags & KV_POLICY_STATISTICS_ONLINE) != 0;
-    if (plan.policy.scorer == KV_SCORER_TRIATTENTION &&
+    if (find_scorer(plan.policy.scorer)->query_statistics &&
         !load_means(plan.store, plan.context.statistics, plan.store.sequences.index(plan.owner),
                     online_only, plan.context.chosen_lanes.data())) {
         report.outcome = KV_COMPRESS_NO_STATISTICS;
@@ -324,10 +322,10 @@ status run(round_plan& plan, compaction_report& report) {
     }
     KVRT_TRY(check_room(plan));
 
-    if (plan.selection == KV_SELECT_PER_LAYER_PER_HEAD) {
-        select_per_layer_per_head(plan, report);
-    } else {
+    if (plan.selection == KV_SELECT_PER_HEAD || plan.selection == KV_SELECT_UNION) {
         select_in_common(plan, report);
+    } else {
+        select_by_layer(plan, report);
     }
     plan.owner.tokens_since_round = 0;
     plan.owner.room = 0;

@@ -7,6 +7,8 @@
 #pragma once
 
 #include "attention/attend.hpp"
+#include "retention/allocate.hpp"
+#include "retention/observations.hpp"
 #include "retention/statistics.hpp"
 #include "sequence/cache.hpp"
 
@@ -22,10 +24,26 @@ struct lane_move {
     uint32_t opened_end = 0;     ///< slots below were in a tile before
 };
 
+/// What some scorers work in.
+struct scoring_scratch {
+    host_array<float> measures;       ///< [kv_heads][slot_stride]
+    host_array<double> unit_sums;     ///< [kv_heads][unit_sums_stride]: parts of slots, by channel
+    host_array<float> sketch;         ///< [channels][directions]
+    host_array<std::byte> lag;        ///< [kv_heads][lag_stride]
+    host_array<float> units;          ///< directions of all keys of one head, in pools that observe
+    host_array<uint32_t> latest;      ///< [slots], in pools that observe,
+    host_array<float> latest_cosine;  ///< and this
+    host_array<head_share> shares;    ///< [kv_heads]
+    host_array<uint32_t> budgets;     ///< [layers]
+    uint64_t unit_sums_stride = 0;
+    uint64_t lag_stride = 0;
+};
+
 /// What rounds work with besides the cache. Scratch is sized for the longest sequence, and by KV
 /// head for one layer at a time, whatever its lanes.
 struct retention_context {
     statistics_store statistics;
+    observation_store observations;
     host_array<uint8_t> chosen_lanes;    ///< [lanes]: the round compacts these
     host_array<uint32_t> keep;           ///< [lanes]: to so many slots, fewer than they have
     host_array<float> scores;            ///< [kv_heads * group][slot_stride]
@@ -36,6 +54,7 @@ struct retention_context {
     host_array<recoding> recoded;        ///< [kv_heads]
     host_array<double> phases;           ///< [lanes that differ in rotation: one at a time]
     host_array<float> weights;           ///< [kv_heads][weight_stride]
+    scoring_scratch scratch;
     uint64_t slot_stride = 0;
     uint64_t weight_stride = 0;
     uint64_t compactions = 0;
@@ -58,8 +77,8 @@ status create_retention(cache& store, retention_context& context);
 /// Checks a policy against the model: INVALID or UNSUPPORTED.
 status check_policy(const cache& store, const kv_policy& policy);
 
-/// Would the sequence's own policy run a round at this step end?
-bool round_is_due(const cache& store, const sequence& owner);
+/// Would the sequence's own policy run a round at this step end? `accepted`: tokens of the step.
+bool round_is_due(const cache& store, const sequence& owner, uint64_t accepted);
 
 /// Errors: AGAIN (no blocks for copies), INVALID (layers or heads that this selection treats as one
 /// retain different tokens); nothing has changed then. Outcomes other than DONE are no errors.

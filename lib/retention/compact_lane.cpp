@@ -48,12 +48,14 @@ uint32_t first_moving(const round_plan& plan, uint32_t lane) {
     return first;
 }
 
-void move_positions(const round_plan& plan, uint32_t lane, uint32_t kv_head,
-                    const lane_positions& store, const block_id* target) {
+void move_notes(const round_plan& plan, uint32_t lane, uint32_t kv_head,
+                const lane_positions& store, const block_id* target) {
     // Sources lie at or behind their targets, so ascending order never overwrites what is still to
     // be read.
     const slot_positions from = positions_of(plan.store, plan.owner, lane, kv_head);
     const uint32_t* survivors = survivors_of(plan, lane, kv_head);
+    compact_observations(plan.context.observations, plan.owner, lane, kv_head, survivors,
+                         plan.keep(lane));
     for (uint32_t slot = 0; slot < plan.keep(lane); ++slot) {
         store.of(target, slot, kv_head) = static_cast<uint32_t>(from.at(survivors[slot]));
     }
@@ -85,6 +87,7 @@ void replace_table(const round_plan& plan, uint32_t lane, compaction_report& rep
         state.table[i] = move.target[i];
     }
     while (state.blocks > move.kept_blocks) drop(state.table[--state.blocks]);
+    end_compaction(plan.context.observations, plan.owner, lane, plan.keep(lane));
     state.slots = plan.keep(lane);
     state.explicit_slots = plan.keep(lane);
 }
@@ -116,7 +119,7 @@ void compact_lanes(const round_plan& plan, const layer_geometry& layer, compacti
         move_slots(plan.store.model.lanes[lane].layout, blocks.arena(),
                    {plan.owner.lanes[lane].table, move.target, survivors_of(plan, lane, head),
                     plan.keep(lane), head});
-        move_positions(plan, lane, head, positions_of_lane(plan.store, lane, 0), move.target);
+        move_notes(plan, lane, head, positions_of_lane(plan.store, lane, 0), move.target);
     });
     for (uint32_t lane = layer.first_lane; lane < layer.end_lane(); ++lane) {
         if (plan.chosen(lane)) replace_table(plan, lane, report);

@@ -66,8 +66,7 @@ void move_head(const round_plan& plan, uint32_t lane, uint32_t head, recoding& r
                    move.target[i], move.opened_end, recoded);
     }
     if (recoded.rows != 0) recoded_of(store, lane)[head].add_shared(recoded);
-    move_positions(plan, lane, head, positions_of_lane(store, lane, move.sealed_blocks),
-                   move.target);
+    move_notes(plan, lane, head, positions_of_lane(store, lane, move.sealed_blocks), move.target);
 }
 
 void end_move(const round_plan& plan, uint32_t lane, compaction_report& report) {

@@ -57,9 +57,18 @@ bool is_private(const round_plan& plan, block_id id);
 /// Which set of survivors a lane's KV head has: of those of its layer, of all layers' heads, or the
 /// one there is.
 inline uint32_t set_of(const round_plan& plan, uint32_t lane, uint32_t kv_head) {
-    return plan.selection == KV_SELECT_UNION ? 0
-                                             : plan.store.model.lanes[lane].first_head + kv_head;
+    const bool one = plan.selection == KV_SELECT_UNION || plan.selection == KV_SELECT_PER_LAYER;
+    return one ? 0 : plan.store.model.lanes[lane].first_head + kv_head;
 }
+
+/// Chooses the lanes that have more than they are to keep, and sets what each keeps; where that
+/// depends on scores, the most that it may be. False when there is nothing to remove.
+bool choose_lanes(round_plan& plan);
+
+/// Whether what lanes keep depends on scores; then, once a layer is scored, sets it, and drops the
+/// lanes that keep all from the round.
+bool allocates_by_scores(const round_plan& plan);
+void allocate_layer(const round_plan& plan, const layer_geometry& layer);
 
 /// Survivors of a lane's KV head: [keep], ascending.
 inline uint32_t* survivors_of(const round_plan& plan, uint32_t lane, uint32_t kv_head) {
@@ -73,10 +82,10 @@ uint32_t first_moving_bound(const round_plan& plan, uint32_t lane);
 /// The first slot that some head's survivors leave, or keep.
 uint32_t first_moving(const round_plan& plan, uint32_t lane);
 
-/// Survivors' positions of a KV head go with them, to `target`, a table whose blocks are of the
-/// classes that `store` says.
-void move_positions(const round_plan& plan, uint32_t lane, uint32_t kv_head,
-                    const lane_positions& store, const block_id* target);
+/// Survivors' observations and positions of a KV head go with them, the latter to `target`, a table
+/// whose blocks are of the classes that `store` says.
+void move_notes(const round_plan& plan, uint32_t lane, uint32_t kv_head,
+                const lane_positions& store, const block_id* target);
 
 /// Begins a lane's move: a table to be, as long as what is kept, so far the same as that there is.
 lane_move& begin_move(const round_plan& plan, uint32_t lane);

@@ -120,52 +120,17 @@ void score_heads(const stored_rows& rows, uint32_t first_slot, uint32_t end_slot
                 triattention_kernel<heads>{shape, rope, weights, first_head, scores, score_stride});
 }
 
-void triattention(const tile_layout& layout, const std::byte* arena, const block_id* blocks,
-                  uint32_t first_slot, uint32_t end_slot, uint32_t kv_head,
+void triattention(const stored_rows& rows, uint32_t first_slot, uint32_t end_slot,
                   const triattention_shape& shape, const rope_description& rope,
-                  const float* weights, float* scores, uint64_t score_stride,
-                  const slot_positions* positions) {
+                  const float* weights, float* scores, uint64_t score_stride) {
     constexpr decltype(&score_heads<1>) kernels[most_heads_at_once] = {
         score_heads<1>, score_heads<2>, score_heads<3>, score_heads<4>,
         score_heads<5>, score_heads<6>, score_heads<7>, score_heads<8>};
-    const stored_rows rows{&layout, nullptr, 0, arena, blocks, kv_head, positions};
     for (uint32_t head = 0; head < shape.group; head += most_heads_at_once) {
         const uint32_t heads = HWY_MIN(most_heads_at_once, shape.group - head);
         kernels[heads - 1](rows, first_slot, end_slot, shape, rope, weights, head, scores,
                            score_stride);
     }
-}
-
-// ---- Key norms
-// -----------------------------------------------------------------------------------
-
-struct key_norm_kernel {
-    uint32_t dim;
-    float* scores;
-
-    template <element type>
-    void tile(const std::byte* tile, uint32_t slot, uint32_t slots, tile_prefetch coming) const {
-        const float_tag d;
-        for (uint32_t first = 0; first < slots; first += vector_slots) {
-            floats even = hn::Zero(d), odd = hn::Zero(d);
-            for (uint32_t i = 0; i < dim; i += 2) {
-                if (first == 0) coming.advance(2 * slot_group * element_bytes(type));
-                const floats a = load_lanes<type>(tile, i, first);
-                const floats b = load_lanes<type>(tile, i + 1, first);
-                even = hn::MulAdd(a, a, even);
-                odd = hn::MulAdd(b, b, odd);
-            }
-            store_lanes(hn::Neg(hn::Sqrt(hn::Add(even, odd))), first, slots, scores + slot);
-        }
-    }
-};
-
-void key_norm(const tile_layout& layout, const std::byte* arena, const block_id* blocks,
-              uint32_t first_slot, uint32_t end_slot, uint32_t kv_head, float* scores,
-              const slot_positions* positions) {
-    const stored_rows rows{&layout, nullptr, 0, arena, blocks, kv_head, positions};
-    visit_tiles(operand_role::keys, rows, first_slot, end_slot,
-                key_norm_kernel{layout.keys.dim, scores});
 }
 
 }  // namespace
@@ -177,23 +142,12 @@ HWY_AFTER_NAMESPACE();
 namespace kvrt {
 
 HWY_EXPORT(triattention);
-HWY_EXPORT(key_norm);
 
-void score_triattention(const tile_layout& layout, const std::byte* arena, const block_id* blocks,
-                        uint32_t first_slot, uint32_t end_slot, uint32_t kv_head,
+void score_triattention(const stored_rows& rows, uint32_t first_slot, uint32_t end_slot,
                         const triattention_shape& shape, const rope_description& rope,
-                        const float* weights, float* scores, uint64_t score_stride,
-                        const slot_positions* positions) {
+                        const float* weights, float* scores, uint64_t score_stride) {
     HWY_DYNAMIC_DISPATCH(triattention)
-    (layout, arena, blocks, first_slot, end_slot, kv_head, shape, rope, weights, scores,
-     score_stride, positions);
-}
-
-void score_key_norm(const tile_layout& layout, const std::byte* arena, const block_id* blocks,
-                    uint32_t first_slot, uint32_t end_slot, uint32_t kv_head, float* scores,
-                    const slot_positions* positions) {
-    HWY_DYNAMIC_DISPATCH(key_norm)
-    (layout, arena, blocks, first_slot, end_slot, kv_head, scores, positions);
+    (rows, first_slot, end_slot, shape, rope, weights, scores, score_stride);
 }
 
 }  // namespace kvrt

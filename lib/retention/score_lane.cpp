@@ -2,41 +2,16 @@
 // slots.
 #include <algorithm>
 
-#include "retention/round.hpp"
-#include "retention/scores.hpp"
+#include "retention/measures.hpp"
+#include "retention/scorers.hpp"
+#include "retention/scoring.hpp"
 
 namespace kvrt {
 
 namespace {
 
-/// Slots a unit of scoring work takes; the scores do not depend on it.
-constexpr uint32_t slots_per_unit = 2048;
-
 const layer_geometry& layer_of(const round_plan& plan, uint32_t lane) {
     return plan.store.model.layers[plan.store.model.lanes[lane].layer];
-}
-
-/// Runs body(layout, lane, head of the lane, first slot, end slot) over all heads and stretches of
-/// a layer's chosen lanes.
-template <class callable>
-void for_each_stretch(const round_plan& plan, const layer_geometry& layer, const callable& body) {
-    uint32_t most_slots = 0;
-    for (uint32_t lane = layer.first_lane; lane < layer.end_lane(); ++lane) {
-        if (plan.chosen(lane)) most_slots = std::max(most_slots, plan.owner.lanes[lane].slots);
-    }
-    const uint32_t stretches = ceil_divide(most_slots, slots_per_unit);
-    plan.store.threads.for_each(layer.kv_heads * stretches, [&](uint32_t unit) {
-        const head_place place = layer.place_of(unit / stretches);
-        const lane_geometry& geometry = plan.store.model.lanes[place.lane];
-        const lane_state& state = plan.owner.lanes[place.lane];
-        const uint32_t first = unit % stretches * slots_per_unit;
-        if (!plan.chosen(place.lane) || first >= state.slots) return;
-        const uint32_t sealed = state.sealed_blocks * plan.store.model.block_tokens;
-        const uint32_t end = std::min(first + slots_per_unit, state.slots);
-        const uint32_t middle = std::clamp(sealed, first, end);
-        if (first < middle) body(geometry.sealed_layout, place.lane, place.head, first, middle);
-        if (middle < end) body(geometry.layout, place.lane, place.head, middle, end);
-    });
 }
 
 void score_by_triattention(const round_plan& plan, const layer_geometry& layer) {
@@ -59,15 +34,13 @@ void score_by_triattention(const round_plan& plan, const layer_geometry& layer) 
                              {real, real + length, real + 2 * length},
                              context.weights.data() + head * context.weight_stride);
     }
-    for_each_stretch(
+    for_each_part(
         plan, layer,
-        [&](const tile_layout& layout, uint32_t lane, uint32_t head, uint32_t first, uint32_t end) {
-            const slot_positions positions = positions_of(plan.store, plan.owner, lane, head);
+        [&](const stored_rows& rows, uint32_t lane, uint32_t head, uint32_t first, uint32_t end) {
             const uint64_t kv_head = plan.store.model.lanes[lane].first_head + head;
-            score_triattention(layout, plan.store.blocks.arena(), plan.owner.lanes[lane].table,
-                               first, end, head, shape, layer.rope,
+            score_triattention(rows, first, end, shape, layer.rope,
                                context.weights.data() + kv_head * context.weight_stride,
-                               lane_scores(plan, lane, head), context.slot_stride, &positions);
+                               lane_scores(plan, lane, head), context.slot_stride);
         });
     for_each_head(plan, layer, [&](uint32_t lane, uint32_t head) {
         float* scores = lane_scores(plan, lane, head);
@@ -77,18 +50,53 @@ void score_by_triattention(const round_plan& plan, const layer_geometry& layer) 
 }
 
 void score_by_chance(const round_plan& plan, const layer_geometry& layer) {
-    const bool per_layer = plan.selection == KV_SELECT_PER_LAYER_PER_HEAD;
-    const bool per_head = plan.selection != KV_SELECT_UNION;
     for_each_head(plan, layer, [&](uint32_t lane, uint32_t head) {
-        const lane_geometry& geometry = plan.store.model.lanes[lane];
-        random_key key;
-        key.seed = plan.policy.seed;
-        key.round = plan.owner.rounds_run;
-        key.layer = per_layer ? geometry.layer : 0;
-        key.head = per_head ? geometry.first_head + head : 0;
-        score_random(key, positions_of(plan.store, plan.owner, lane, head),
+        score_random(draw_key(plan, lane, head), positions_of(plan.store, plan.owner, lane, head),
                      guards_of(plan, lane, head).candidates, lane_scores(plan, lane, head));
     });
+}
+
+void score_by_key_norm(const round_plan& plan, const layer_geometry& layer) {
+    for_each_part(
+        plan, layer,
+        [&](const stored_rows& rows, uint32_t lane, uint32_t head, uint32_t first, uint32_t end) {
+            float* scores = lane_scores(plan, lane, head);
+            slot_measures measures;
+            measures.key_norm = scores;
+            measure_slots(rows, first, end, measures);
+            for (uint32_t slot = first; slot < end; ++slot) scores[slot] = -scores[slot];
+        });
+}
+
+void score_by_recency(const round_plan& plan, const layer_geometry& layer) {
+    for_each_head(plan, layer, [&](uint32_t lane, uint32_t head) {
+        score_streaming(guards_of(plan, lane, head).candidates, lane_scores(plan, lane, head));
+    });
+}
+
+void make_scores(const round_plan& plan, const layer_geometry& layer) {
+    switch (plan.policy.scorer) {
+        case KV_SCORER_TRIATTENTION:
+            return score_by_triattention(plan, layer);
+        case KV_SCORER_RANDOM:
+            return score_by_chance(plan, layer);
+        case KV_SCORER_KEY_NORM:
+            return score_by_key_norm(plan, layer);
+        case KV_SCORER_RKV:
+            return score_by_redundancy(plan, layer);
+        case KV_SCORER_KEYDIFF:
+            return score_by_keydiff(plan, layer);
+        case KV_SCORER_LAGKV:
+            return score_by_lagkv(plan, layer);
+        case KV_SCORER_VASE_SKETCH:
+            return score_by_sketch(plan, layer);
+        case KV_SCORER_EXPECTED_ATTENTION:
+            return score_by_expectation(plan, layer);
+        case KV_SCORER_STREAMING:
+            return score_by_recency(plan, layer);
+        default:
+            return score_by_observation(plan, layer);
+    }
 }
 
 }  // namespace
@@ -110,31 +118,59 @@ float* lane_scores(const round_plan& plan, uint32_t lane, uint32_t kv_head) {
            head_of_layer * layer_of(plan, lane).group() * plan.context.slot_stride;
 }
 
-void score_layer(const round_plan& plan, const layer_geometry& layer) {
-    switch (plan.policy.scorer) {
-        case KV_SCORER_TRIATTENTION:
-            score_by_triattention(plan, layer);
-            return;
-        case KV_SCORER_RANDOM:
-            score_by_chance(plan, layer);
-            return;
-        case KV_SCORER_KEY_NORM:
-            for_each_stretch(plan, layer,
-                             [&](const tile_layout& layout, uint32_t lane, uint32_t head,
-                                 uint32_t first, uint32_t end) {
-                                 const slot_positions positions =
-                                     positions_of(plan.store, plan.owner, lane, head);
-                                 score_key_norm(layout, plan.store.blocks.arena(),
-                                                plan.owner.lanes[lane].table, first, end, head,
-                                                lane_scores(plan, lane, head), &positions);
-                             });
-            return;
-        default:
-            for_each_head(plan, layer, [&](uint32_t lane, uint32_t head) {
-                score_streaming(guards_of(plan, lane, head).candidates,
-                                lane_scores(plan, lane, head));
-            });
+float* measures_of(const round_plan& plan, uint32_t lane, uint32_t kv_head) {
+    const uint64_t head_of_layer = plan.store.model.lanes[lane].first_head + kv_head;
+    return plan.context.scratch.measures.data() + head_of_layer * plan.context.slot_stride;
+}
+
+stored_rows rows_of(const round_plan& plan, uint32_t lane, uint32_t kv_head,
+                    const slot_positions& positions) {
+    const lane_geometry& geometry = plan.store.model.lanes[lane];
+    const lane_state& state = plan.owner.lanes[lane];
+    stored_rows rows;
+    rows.open = &geometry.layout;
+    rows.sealed = geometry.seals ? &geometry.sealed_layout : nullptr;
+    rows.sealed_slots = std::min(state.sealed_blocks * plan.store.model.block_tokens, state.slots);
+    rows.arena = plan.store.blocks.arena();
+    rows.blocks = state.table;
+    rows.kv_head = kv_head;
+    rows.positions = &positions;
+    return rows;
+}
+
+random_key draw_key(const round_plan& plan, uint32_t lane, uint32_t kv_head) {
+    const lane_geometry& geometry = plan.store.model.lanes[lane];
+    const bool by_layer =
+        plan.selection == KV_SELECT_PER_LAYER_PER_HEAD || plan.selection == KV_SELECT_PER_LAYER;
+    const bool by_head =
+        plan.selection == KV_SELECT_PER_LAYER_PER_HEAD || plan.selection == KV_SELECT_PER_HEAD;
+    random_key key;
+    key.seed = plan.policy.seed;
+    key.round = plan.owner.rounds_run;
+    key.layer = by_layer ? geometry.layer : 0;
+    key.head = by_head ? geometry.first_head + kv_head : 0;
+    return key;
+}
+
+uint32_t slots_before_recent(const round_plan& plan, const slot_positions& positions) {
+    const uint64_t next = positions.next_position;
+    return positions.find(next - std::min<uint64_t>(next, plan.policy.recent));
+}
+
+/// Where all heads of a layer share one set, the first one's scores become the sums of all.
+static void share_in_layer(const round_plan& plan, const layer_geometry& layer) {
+    const slot_ranges candidates = guards_of(plan, layer.first_lane, 0).candidates;
+    float* total = lane_scores(plan, layer.first_lane, 0);
+    for (uint32_t kv_head = 1; kv_head < layer.kv_heads; ++kv_head) {
+        const head_place place = layer.place_of(kv_head);
+        add_scores(candidates, lane_scores(plan, place.lane, place.head), total);
     }
+}
+
+void score_layer(const round_plan& plan, const layer_geometry& layer) {
+    make_scores(plan, layer);
+    if (plan.selection == KV_SELECT_PER_LAYER) share_in_layer(plan, layer);
+    adjust_scores(plan, layer);
 }
 
 }  // namespace kvrt

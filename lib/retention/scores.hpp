@@ -30,12 +30,6 @@ void raise_scores(const slot_ranges& candidates, const float* part, float* total
 /// Fills the candidates' entries: 0 before add_scores, -infinity before raise_scores.
 void fill_scores(const slot_ranges& candidates, float value, float* scores);
 
-/// KEY_NORM: scores[slot] = -|k|, for slots [first_slot, end_slot) of one KV head; first_slot is a
-/// multiple of 16. `positions`: of its slots, where the keys' format needs them.
-void score_key_norm(const tile_layout& layout, const std::byte* arena, const block_id* blocks,
-                    uint32_t first_slot, uint32_t end_slot, uint32_t kv_head, float* scores,
-                    const slot_positions* positions = nullptr);
-
 /// What a random score is drawn from, besides the position of its token. Selections that are shared
 /// between layers or heads use 0 for what is shared.
 struct random_key {

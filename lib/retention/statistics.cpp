@@ -2,6 +2,8 @@
 
 #include <algorithm>
 
+#include "retention/scorers.hpp"
+
 namespace kvrt {
 
 namespace {
@@ -115,7 +117,7 @@ void discard_statistics(const cache& store, statistics_store& statistics, uint32
 
 bool gathers(const statistics_store& statistics, const sequence& owner) {
     if (owner.gathers_statistics) return true;
-    if (!owner.has_policy || owner.policy.scorer != KV_SCORER_TRIATTENTION) return false;
+    if (!owner.has_policy || !find_scorer(owner.policy.scorer)->query_statistics) return false;
     if ((owner.policy.flags & KV_POLICY_STATISTICS_ONLINE) != 0) return true;
     return std::all_of(statistics.given_tokens.begin(), statistics.given_tokens.end(),
                        [](uint64_t tokens) { return tokens == 0; });

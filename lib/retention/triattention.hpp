@@ -18,10 +18,8 @@
 #include <cstddef>
 #include <cstdint>
 
-#include "format/tile.hpp"
-#include "memory/block_id.hpp"
 #include "model/rope.hpp"
-#include "sequence/slots.hpp"
+#include "retention/stored_rows.hpp"
 
 namespace kvrt {
 
@@ -64,12 +62,9 @@ void triattention_weights(const triattention_shape& shape, const rope_descriptio
 /// scores[h * score_stride + slot] for h in [0, group), slot in [first_slot, end_slot), from the
 /// keys of one KV head where they lie. first_slot is a multiple of 16, so that callers can cut long
 /// sequences; the bits do not depend on the cut. score_stride >= end_slot. SIMD on the best
-/// instruction set of this processor. Reads whole groups of 16 slots, writes only those asked for.
-/// `positions`: of the KV head's slots, where the keys' format needs them.
-void score_triattention(const tile_layout& layout, const std::byte* arena, const block_id* blocks,
-                        uint32_t first_slot, uint32_t end_slot, uint32_t kv_head,
+/// instruction set of this processor.
+void score_triattention(const stored_rows& rows, uint32_t first_slot, uint32_t end_slot,
                         const triattention_shape& shape, const rope_description& rope,
-                        const float* weights, float* scores, uint64_t score_stride,
-                        const slot_positions* positions = nullptr);
+                        const float* weights, float* scores, uint64_t score_stride);
 
 }  // namespace kvrt

@@ -16,6 +16,7 @@ struct cache_limits {
     uint32_t max_tokens_per_sequence = 0;
     uint32_t max_step_sequences = 0;
     uint32_t max_step_tokens = 0;
+    uint32_t max_observed_sequences = 0;
 };
 
 struct cache {

@@ -51,6 +51,7 @@ struct sequence {
     uint32_t reserved_rows = 0;  ///< by the open step
     uint32_t written_rows = 0;   ///< the open step has been asked to write, or exported slots for
     uint32_t compactions = 0;
+    uint32_t observation_place = 0;  ///< index + 1 of what is kept for its policy; 0: nothing is
     uint32_t pinned_count = 0;
     position_range pinned[max_pinned_ranges];
     kv_policy policy;

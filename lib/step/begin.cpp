@@ -48,9 +48,10 @@ status create_step_context(cache& store, retention_context& retention, step_cont
         for (uint32_t lane = source.first_lane; lane < source.end_lane(); ++lane) {
             context.layers[next++] = attend_layer_of(source, model.lanes[lane]);
         }
-        workspace = std::max(
-            workspace,
-            attend_workspace_bytes(context.layers[next - 1], store.limits.max_tokens_per_sequence));
+        workspace =
+            std::max(workspace, attend_workspace_bytes(context.layers[next - 1],
+                                                       store.limits.max_tokens_per_sequence,
+                                                       store.limits.max_observed_sequences != 0));
     }
     // Room for several sequences at once, so that a batch of short ones runs in few waves.
     constexpr uint64_t comfortable = uint64_t{16} << 20;
@@ -61,6 +62,9 @@ status create_step_context(cache& store, retention_context& retention, step_cont
         KVRT_TRY(storage.items.allocate(allocator, items, "step items"));
         KVRT_TRY(storage.undo.allocate(allocator, items * model.lanes.size(), "step undo"));
         KVRT_TRY(storage.attend_items.allocate(allocator, most_lanes * items, "step items"));
+        KVRT_TRY(storage.observers.allocate(
+            allocator, store.limits.max_observed_sequences == 0 ? 0 : most_lanes * items,
+            "step items"));
         KVRT_TRY(storage.write_items.allocate(allocator, most_lanes * items, "step items"));
         KVRT_TRY(storage.lane_written.allocate(allocator, model.lanes.size(), "step lanes"));
         KVRT_TRY(storage.lane_exported.allocate(allocator, model.lanes.size(), "step lanes"));

@@ -78,6 +78,7 @@ void settle_item(step& target, uint32_t item_index, kv_step_report& report) {
                           store.sequences.index(owner));
         owner.statistics_pending = false;
     }
+    commit_observations(store, target.context->retention->observations, owner);
     report.accepted_tokens += item.accepted;
 
     returned_blocks slid;
@@ -106,7 +107,8 @@ void run_round(step& target, sequence& owner, const kv_policy& policy, kv_step_r
     report.bytes_returned += round.returned.bytes;
 }
 
-void run_policies(step& target, sequence& owner, kv_step_report& report) {
+void run_policies(step& target, const step_item& item, kv_step_report& report) {
+    sequence& owner = *item.owner;
     if (owner.compress_at_step_end) {
         owner.compress_at_step_end = false;
         const bool given = owner.has_deferred_policy;
@@ -115,7 +117,7 @@ void run_policies(step& target, sequence& owner, kv_step_report& report) {
         if (!given && !owner.has_policy) return;
         const kv_policy policy = given ? owner.deferred_policy : owner.policy;
         run_round(target, owner, policy, report);
-    } else if (owner.has_policy && round_is_due(*target.context->store, owner)) {
+    } else if (owner.has_policy && round_is_due(*target.context->store, owner, item.accepted)) {
         run_round(target, owner, owner.policy, report);
     }
 }
@@ -162,7 +164,7 @@ status step_end(step& target, kv_step_report& report) {
         if (owner.release_at_step_end) {
             release_sequence(store, owner);
         } else {
-            run_policies(target, owner, report);
+            run_policies(target, target.arrays->items[i], report);
         }
     }
     store.blocks.collect(store.fences);
@@ -179,6 +181,7 @@ void step_cancel(step& target) {
         if (reserved) undo_lanes(target, i, static_cast<uint32_t>(store.model.lanes.size()));
         discard_statistics(store, target.context->retention->statistics,
                            store.sequences.index(owner));
+        discard_observations(store, target.context->retention->observations, owner);
         owner.in_step = false;
         owner.statistics_pending = false;
         owner.compress_at_step_end = false;

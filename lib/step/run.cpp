@@ -72,6 +72,33 @@ void fill_attend_items(const step& target, const layer_geometry& layer, uint32_t
         row_set.sealed_blocks = state.sealed_blocks;
         row_set.window_first = int64_t{state.slots} - int64_t{layer.window} + 1;
         row_set.next_position = item.owner->next_position + item.rows;
+        row_set.observer = nullptr;
+    }
+}
+
+/// Gives the items of a layer's lanes their observers, where sequences observe.
+void attach_observers(step& target, const layer_geometry& layer) {
+    cache& store = *target.context->store;
+    observation_store& observations = target.context->retention->observations;
+    if (target.arrays->observers.size() == 0) return;
+    for (uint32_t k = 0; k < layer.lanes * target.item_count; ++k) {
+        const step_item& item = target.arrays->items[k % target.item_count];
+        const uint32_t lane = layer.first_lane + k / target.item_count;
+        attend_observer& observer = target.arrays->observers[k];
+        if (make_observer(store, observations, *item.owner, lane, item.rows, observer)) {
+            target.arrays->attend_items[k].observer = &observer;
+        }
+    }
+}
+
+/// What attention has left there is the open step's.
+void note_observers(step& target, const layer_geometry& layer) {
+    observation_store& observations = target.context->retention->observations;
+    for (uint32_t k = 0; k < layer.lanes * target.item_count; ++k) {
+        const attend_item& attended = target.arrays->attend_items[k];
+        if (attended.observer == nullptr) continue;
+        note_observed(observations, *target.arrays->items[k % target.item_count].owner,
+                      layer.first_lane + k / target.item_count, attended.rows, attended.slots);
     }
 }
 
@@ -160,7 +187,10 @@ status step_attend(step& target, uint32_t layer, const kv_tensor* queries, const
         of_lane.out = from_head(call.out, first_query);
         if (options.log_sum_exp != nullptr) of_lane.log_sum_exp = options.log_sum_exp + first_query;
     }
+    const bool learns = (options.flags & KV_ATTEND_NO_STATISTICS) == 0;
+    if (learns) attach_observers(target, geometry);
     attend(target.context->attend_calls.data(), geometry.lanes, store.threads);
+    if (learns) note_observers(target, geometry);
 
     if ((options.flags & KV_ATTEND_NO_STATISTICS) != 0) return KV_OK;
     statistics_store& statistics = target.context->retention->statistics;

@@ -42,12 +42,13 @@ struct lane_undo {
 
 /// The arrays of one open step.
 struct step_storage {
-    host_array<step_item> items;           ///< [max_step_sequences]
-    host_array<lane_undo> undo;            ///< [max_step_sequences, lanes]
-    host_array<attend_item> attend_items;  ///< [most lanes of a layer, max_step_sequences]
-    host_array<write_item> write_items;    ///< the same
-    host_array<uint8_t> lane_written;      ///< [lanes], by kv_write
-    host_array<uint8_t> lane_exported;     ///< [lanes]: the host's kernels may have written
+    host_array<step_item> items;            ///< [max_step_sequences]
+    host_array<lane_undo> undo;             ///< [max_step_sequences, lanes]
+    host_array<attend_item> attend_items;   ///< [most lanes of a layer, max_step_sequences]
+    host_array<attend_observer> observers;  ///< as attend_items, of pools that observe
+    host_array<write_item> write_items;     ///< the same
+    host_array<uint8_t> lane_written;       ///< [lanes], by kv_write
+    host_array<uint8_t> lane_exported;      ///< [lanes]: the host's kernels may have written
 };
 
 /// What all steps of a pool work with.

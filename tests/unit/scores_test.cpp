@@ -119,37 +119,6 @@ TEST_CASE("sums and maxima over layers touch candidates only") {
     CHECK(total == std::vector<float>{7, 2, 6, 7, 10, 7});
 }
 
-TEST_CASE("key norms in every layout and format") {
-    on_every_target([] {
-        for (tile_order order : all_orders) {
-            for (element stored : all_elements) {
-                constexpr uint32_t slots = 53;
-                paged_cache cache(order, 32, 3, 72, 32, stored, element::f16, slots);
-                std::mt19937 random(5);
-                std::normal_distribution<double> normal;
-                for (uint32_t head = 0; head < 3; ++head) {
-                    std::vector<float> scores(slots + 4, 8.0f);
-                    std::vector<double> expected(slots);
-                    for (uint32_t s = 0; s < slots; ++s) {
-                        double squares = 0;
-                        for (uint32_t d = 0; d < 72; ++d) {
-                            const double x = cache.set(false, s, head, d, normal(random));
-                            squares += x * x;
-                        }
-                        expected[s] = -std::sqrt(squares);
-                    }
-                    score_key_norm(cache.layout, cache.arena, cache.blocks.data(), 0, slots, head,
-                                   scores.data());
-                    for (uint32_t s = 0; s < slots; ++s) {
-                        CHECK(scores[s] == doctest::Approx(expected[s]).epsilon(1e-6));
-                    }
-                    for (uint32_t s = slots; s < slots + 4; ++s) CHECK(scores[s] == 8.0f);
-                }
-            }
-        }
-    });
-}
-
 TEST_CASE("random scores: uniform, and of key and position alone") {
     constexpr uint32_t slots = 20000;
     const slot_ranges all = ranges_of({{0, slots}});

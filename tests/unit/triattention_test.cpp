@@ -92,8 +92,9 @@ std::vector<float> score(const paged_cache& cache, const triattention_shape& sha
     triattention_phases(shape, rope, next_position, phases.data());
     triattention_weights(shape, rope, phases.data(), means, weights.data());
     for (uint32_t first = 0; first < slots; first += std::min(cut, slots)) {
-        score_triattention(cache.layout, cache.arena, cache.blocks.data(), first,
-                           first + std::min({cut, slots, slots - first}), kv_head, shape, rope,
+        const stored_rows rows{&cache.layout,       nullptr, 0,      cache.arena,
+                               cache.blocks.data(), kv_head, nullptr};
+        score_triattention(rows, first, first + std::min({cut, slots, slots - first}), shape, rope,
                            weights.data(), scores.data(), slots + 5);
     }
     return scores;

@@ -1,0 +1,109 @@
+// What sequences observe of their attention, per lane, KV head and slot.
+//
+// A place belongs to one sequence at a time, and holds three arrays of sums per lane. A step's
+// attention writes a new array from the present one, and the step's end makes it the present one: a
+// cancelled step leaves no trace. Kinds that count the last `window` queries have a second array,
+// of the window before, so that at least `window` queries and fewer than twice as many are seen.
+//
+//   slot   of the lane; sums move with their slots when a lane is compacted, and end with it when
+//          it is truncated. Slots beyond what was summed have 0.
+#pragma once
+
+#include "attention/attend.hpp"
+#include "retention/scorers.hpp"
+#include "sequence/cache.hpp"
+
+namespace kvrt {
+
+inline constexpr uint32_t observation_arrays = 3;
+
+/// Of one lane of a place: which arrays hold what, and how much.
+struct observed_lane {
+    uint8_t present = 0;   ///< array of the sums so far; of given scores
+    uint8_t previous = 1;  ///< array of the window before
+    bool pending = false;  ///< the open step has left new sums in the third array
+    uint32_t slots = 0;    ///< that have sums in the present array,
+    uint32_t queries = 0;  ///< of so many queries
+    uint32_t previous_slots = 0, previous_queries = 0;
+    uint32_t pending_slots = 0, pending_queries = 0;
+
+    uint8_t third() const { return static_cast<uint8_t>(3 - present - previous); }
+    uint64_t seen() const { return uint64_t{queries} + previous_queries; }
+};
+
+struct observation_place {
+    kv_seq owner = 0;  ///< 0: nobody ever
+    observation_rules rules;
+    uint32_t skipped = 0;  ///< one-token steps since the last observed one
+    uint32_t pending_skipped = 0;
+};
+
+struct observation_store {
+    uint64_t slot_stride = 0;
+    uint64_t length = 0;              ///< floats of all lanes of one array
+    host_array<uint64_t> offset;      ///< [lanes]: where a lane's heads begin
+    host_array<float> sums;           ///< [places][arrays][length]
+    host_array<observed_lane> lanes;  ///< [places][lanes]
+    host_array<observation_place> places;
+};
+
+status create_observations(cache& store, uint32_t places, observation_store& observations);
+
+/// The sequence's place, or nullptr.
+observation_place* place_of(observation_store& observations, const sequence& owner);
+const observation_place* place_of(const observation_store& observations, const sequence& owner);
+
+/// Before a sequence takes a policy: finds it a place, or lets go of the one it has, as the policy
+/// wants. What was observed stays while the rules are the same. LIMIT when all places are taken;
+/// nothing has changed then.
+status prepare_observations(cache& store, observation_store& observations, sequence& owner,
+                            const kv_policy* policy);
+
+/// Are there places for so many children of this sequence? LIMIT if not.
+status check_child_places(cache& store, observation_store& observations, const sequence& parent,
+                          uint32_t children);
+/// A child has seen what its parent has.
+void copy_observations(cache& store, observation_store& observations, const sequence& parent,
+                       sequence& child);
+
+/// How the open step's attention over a lane is to be observed: false, not at all. Whoever attends
+/// then says so with note_observed.
+bool make_observer(const cache& store, observation_store& observations, const sequence& owner,
+                   uint32_t lane, uint32_t rows, attend_observer& observer);
+void note_observed(observation_store& observations, const sequence& owner, uint32_t lane,
+                   uint32_t rows, uint32_t slots);
+
+/// The step's end, after lengths have changed; or its cancellation.
+void commit_observations(const cache& store, observation_store& observations,
+                         const sequence& owner);
+void discard_observations(const cache& store, observation_store& observations,
+                          const sequence& owner);
+
+/// Lanes have become shorter.
+void truncate_observations(const cache& store, observation_store& observations,
+                           const sequence& owner);
+
+/// Survivors of one lane and KV head, ascending, slide forward; end_compaction says once per lane
+/// how many there are.
+void compact_observations(observation_store& observations, const sequence& owner, uint32_t lane,
+                          uint32_t kv_head, const uint32_t* survivors, uint32_t count);
+void end_compaction(observation_store& observations, const sequence& owner, uint32_t lane,
+                    uint32_t count);
+
+/// How many queries stand behind a lane's sums; given scores count as one. 0: nothing was seen.
+uint64_t observed_queries(const observation_store& observations, const sequence& owner,
+                          uint32_t lane);
+
+/// scores[slot] for [0, slots): the sums of a lane's KV head; of given scores +infinity where there
+/// is none.
+void read_observations(const observation_store& observations, const sequence& owner, uint32_t lane,
+                       uint32_t kv_head, uint32_t slots, float* scores);
+
+/// The host's scores of a head: scores[i] is that of position first + i.
+void give_scores(observation_store& observations, const sequence& owner, uint32_t lane,
+                 uint32_t kv_head, const slot_positions& positions, uint64_t first, uint64_t count,
+                 const float* scores);
+/// What was given is there.
+void end_giving(observation_store& observations, const sequence& owner, uint32_t lane);
+
+}  // namespace kvrt

@@ -1,0 +1,125 @@
+// What a policy may say, and when it wants a round.
+#include <bit>
+#include <cmath>
+
+#include "retention/compact.hpp"
+#include "retention/scorers.hpp"
+#include "retention/transform.hpp"
+
+namespace kvrt {
+
+namespace {
+
+status check_share(const char* name, float value) {
+    if (value >= 0.0f && value <= 1.0f) return KV_OK;  // not NaN, either
+    return fail(KV_INVALID, "policy: {} is {}: 0 to 1", name, value);
+}
+
+status check_allocator(const cache& store, const kv_policy& policy) {
+    if (policy.allocator > KV_ALLOCATE_THRESHOLD) {
+        return fail(KV_UNSUPPORTED, "policy: allocator {} is not one of KV_ALLOCATE_*",
+                    policy.allocator);
+    }
+    if (policy.allocator == KV_ALLOCATE_DEFAULT || policy.allocator == KV_ALLOCATE_UNIFORM) {
+        return KV_OK;
+    }
+    if (policy.selection == KV_SELECT_PER_HEAD || policy.selection == KV_SELECT_UNION) {
+        return fail(KV_INVALID,
+                    "policy: one set of tokens for all layers has one size: another allocator than "
+                    "UNIFORM wants selection PER_LAYER_PER_HEAD or PER_LAYER");
+    }
+    if (policy.allocator == KV_ALLOCATE_THRESHOLD) {
+        if (!std::isnan(policy.threshold)) return KV_OK;
+        return fail(KV_INVALID, "policy: threshold is not a number");
+    }
+    if (policy.allocator != KV_ALLOCATE_ADAPTIVE) {
+        if (policy.steepness <= 4096) return KV_OK;
+        return fail(KV_INVALID, "policy: steepness {}: at most 4096", policy.steepness);
+    }
+    if (policy.selection == KV_SELECT_PER_LAYER) {
+        return fail(KV_INVALID, "policy: heads with one set per layer have nothing to compete for");
+    }
+    for (const layer_geometry& layer : store.model.layers) {
+        const lane_geometry& lane = store.model.lanes[layer.first_lane];
+        if (!layer.stores || !lane.evictable || layer.lanes == layer.kv_heads) continue;
+        return fail(KV_UNSUPPORTED,
+                    "policy: allocator ADAPTIVE lets heads keep different numbers: layer {} wants "
+                    "KV_LAYER_LANE_PER_HEAD",
+                    lane.layer);
+    }
+    return KV_OK;
+}
+
+status check_scoring(const kv_policy& policy, const scorer_description& scorer) {
+    if (policy.pool_width > widest_pool || (policy.pool_width != 0 && policy.pool_width % 2 == 0)) {
+        return fail(KV_INVALID, "policy: pool_width {}: odd, at most {}", policy.pool_width,
+                    widest_pool);
+    }
+    KVRT_TRY(check_share("decay", policy.decay));
+    KVRT_TRY(check_share("redundancy", policy.redundancy));
+    KVRT_TRY(check_share("similarity", policy.similarity));
+    KVRT_TRY(check_share("floor_share", policy.floor_share));
+    if ((policy.flags & KV_POLICY_SAMPLE) != 0 && !scorer.can_sample) {
+        return fail(KV_INVALID,
+                    "policy: SAMPLE draws with probabilities, which scores of {} are not",
+                    scorer.name);
+    }
+    if (policy.segments != 0 && policy.prompt_tokens == 0) {
+        return fail(KV_INVALID, "policy: segments are parts of the prompt: say prompt_tokens");
+    }
+    return KV_OK;
+}
+
+}  // namespace
+
+status check_policy(const cache& store, const kv_policy& policy) {
+    const scorer_description* scorer = find_scorer(policy.scorer);
+    if (scorer == nullptr) {
+        return fail(KV_UNSUPPORTED, "policy: scorer {} is not one of KV_SCORER_*", policy.scorer);
+    }
+    if (policy.selection > KV_SELECT_PER_LAYER) {
+        return fail(KV_UNSUPPORTED, "policy: selection {} is not one of KV_SELECT_*",
+                    policy.selection);
+    }
+    if (policy.budget == 0) {
+        return fail(KV_INVALID, "policy: budget is 0: say how many tokens stay per layer and head");
+    }
+    if (policy.offset_max != 0 && !std::has_single_bit(policy.offset_max)) {
+        return fail(KV_INVALID, "policy: offset_max {} is not a power of two", policy.offset_max);
+    }
+    constexpr uint32_t prompt_flags = KV_POLICY_PROTECT_PROMPT | KV_POLICY_AT_PROMPT_END;
+    if ((policy.flags & prompt_flags) != 0 && policy.prompt_tokens == 0) {
+        return fail(KV_INVALID, "policy: PROTECT_PROMPT and AT_PROMPT_END need prompt_tokens");
+    }
+    KVRT_TRY(check_allocator(store, policy));
+    KVRT_TRY(check_scoring(policy, *scorer));
+    if (!scorer->query_statistics) return KV_OK;
+    for (const lane_geometry& lane : store.model.lanes) {
+        if (lane.evictable && !has_statistics(store, lane.layer)) {
+            return fail(KV_UNSUPPORTED,
+                        "layer {} has no kv_rope: {} must know how keys are rotated (style "
+                        "KV_ROPE_NONE if they are not)",
+                        lane.layer, scorer->name);
+        }
+    }
+    return KV_OK;
+}
+
+bool round_is_due(const cache& store, const sequence& owner, uint64_t accepted) {
+    const kv_policy& policy = owner.policy;
+    const bool by_count = policy.every != 0 && owner.tokens_since_round >= policy.every;
+    const bool at_prompt_end = (policy.flags & KV_POLICY_AT_PROMPT_END) != 0 &&
+                               owner.next_position >= policy.prompt_tokens &&
+                               owner.next_position - accepted < policy.prompt_tokens;
+    const bool any_number = policy.allocator == KV_ALLOCATE_THRESHOLD;
+    for (uint32_t lane = 0; lane < store.model.lanes.size(); ++lane) {
+        if (!store.model.lanes[lane].evictable) continue;
+        const uint64_t slots = owner.lanes[lane].slots;
+        const bool above = slots > policy.budget || any_number;
+        if (above && (by_count || at_prompt_end)) return true;
+        if (policy.slack != 0 && slots > uint64_t{policy.budget} + policy.slack) return true;
+    }
+    return false;
+}
+
+}  // namespace kvrt

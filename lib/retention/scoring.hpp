@@ -1,0 +1,60 @@
+// What the scoring of one layer is made of, for score_*.cpp.
+#pragma once
+
+#include <algorithm>
+
+#include "retention/round.hpp"
+#include "retention/scores.hpp"
+#include "retention/stored_rows.hpp"
+
+namespace kvrt {
+
+/// LAGKV: slots of a part.
+inline constexpr uint32_t lag_slots = 128;
+
+/// The rows of a lane's KV head. `positions` outlives them.
+stored_rows rows_of(const round_plan& plan, uint32_t lane, uint32_t kv_head,
+                    const slot_positions& positions);
+
+/// What a draw depends on: sets that are shared by layers or heads draw the same for all of them.
+random_key draw_key(const round_plan& plan, uint32_t lane, uint32_t kv_head);
+
+/// A second row of numbers per KV head of the layer: [slots].
+float* measures_of(const round_plan& plan, uint32_t lane, uint32_t kv_head);
+
+/// Slots before the recent window that the policy guards.
+uint32_t slots_before_recent(const round_plan& plan, const slot_positions& positions);
+
+/// Runs body(rows, lane, head of the lane, first slot, end slot) over all heads of a layer's chosen
+/// lanes, cut into parts of slots_per_part.
+template <class callable>
+void for_each_part(const round_plan& plan, const layer_geometry& layer, const callable& body) {
+    uint32_t most_slots = 0;
+    for (uint32_t lane = layer.first_lane; lane < layer.end_lane(); ++lane) {
+        if (plan.chosen(lane)) most_slots = std::max(most_slots, plan.owner.lanes[lane].slots);
+    }
+    const uint32_t parts = ceil_divide(most_slots, slots_per_part);
+    plan.store.threads.for_each(layer.kv_heads * parts, [&](uint32_t unit) {
+        const head_place place = layer.place_of(unit / parts);
+        const uint32_t slots = plan.owner.lanes[place.lane].slots;
+        const uint32_t first = unit % parts * slots_per_part;
+        if (!plan.chosen(place.lane) || first >= slots) return;
+        const slot_positions positions =
+            positions_of(plan.store, plan.owner, place.lane, place.head);
+        body(rows_of(plan, place.lane, place.head, positions), place.lane, place.head, first,
+             std::min(first + slots_per_part, slots));
+    });
+}
+
+/// Each fills the candidates' scores of a layer's chosen lanes.
+void score_by_observation(const round_plan& plan, const layer_geometry& layer);
+void score_by_redundancy(const round_plan& plan, const layer_geometry& layer);
+void score_by_keydiff(const round_plan& plan, const layer_geometry& layer);
+void score_by_lagkv(const round_plan& plan, const layer_geometry& layer);
+void score_by_sketch(const round_plan& plan, const layer_geometry& layer);
+void score_by_expectation(const round_plan& plan, const layer_geometry& layer);
+
+/// What a policy does to scores, whoever made them: draws, reserves, quotas.
+void adjust_scores(const round_plan& plan, const layer_geometry& layer);
+
+}  // namespace kvrt
