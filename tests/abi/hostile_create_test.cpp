@@ -252,6 +252,8 @@ TEST_CASE("kv_pool_create: every field of a layer") {
         {KV_INVALID, "shared_layer", [](m& o) { o.layers[2].shared_layer = 2; }},
         {KV_INVALID, "shared_layer", [](m& o) { o.layers[2].shared_layer = UINT32_MAX; }},
         {KV_INVALID, "shared_layer", [](m& o) { o.layers[0].flags = KV_LAYER_SHARED; }},
+        {KV_INVALID, "KV_LAYER_LANE_PER_HEAD",
+         [](m& o) { o.layers[2].flags |= KV_LAYER_LANE_PER_HEAD; }},
         {KV_INVALID, "shared_layer",
          [](m& o) {
              o.layers.push_back(o.layers[2]);

@@ -416,6 +416,11 @@ TEST_CASE("kv_step_export: arguments and order") {
     for (const uint32_t layer : {3u, UINT32_MAX}) {
         REFUSES(w.attacked, KV_INVALID, "layer", kv_step_export(step, layer, &b.tables));
     }
+    for (const uint32_t kv_head : {1u, UINT32_MAX}) {  // no layer here has lanes per head
+        b.tables.kv_head = kv_head;
+        REFUSES(w.attacked, KV_INVALID, "kv_head", kv_step_export(step, 0, &b.tables));
+    }
+    b.tables.kv_head = 0;
     refuses_wrong_headers(w.attacked, "tables", b.tables,
                           [&](kv_tables* wrong) { return kv_step_export(step, 0, wrong); });
     CHECK(b.untouched());
