@@ -248,3 +248,38 @@ TEST_CASE("slots are shared out among heads as the best of all of them, behind t
         for (uint32_t h = 0; h < heads; ++h) CHECK(out[h].kept == expected[h]);
     }
 }
+
+TEST_CASE("heads' shares are those of kvpress's AdaKVPress, step by step") {
+    std::mt19937 random(17);
+    std::normal_distribution<float> normal;
+    for (const double ratio : {0.25, 0.5, 0.875}) {
+        constexpr uint32_t heads = 8, slots = 301;
+        const uint32_t kept = static_cast<uint32_t>(slots * (1 - ratio));
+        const uint32_t safe = static_cast<uint32_t>(kept * 0.2);
+        std::vector<std::vector<float>> scores(heads, std::vector<float>(slots));
+        for (uint32_t h = 0; h < heads; ++h) {
+            for (float& score : scores[h]) score = std::abs(normal(random)) * float(1 + h);
+        }
+        // Each head's best get the greatest number, then the lowest of the whole layer are masked.
+        std::vector<std::pair<float, uint32_t>> layer;
+        for (uint32_t h = 0; h < heads; ++h) {
+            std::vector<float> raised = scores[h];
+            std::sort(raised.begin(), raised.end(), std::greater<float>());
+            std::fill_n(raised.begin(), safe, std::numeric_limits<float>::max());
+            for (float score : raised) layer.emplace_back(score, h);
+        }
+        std::sort(layer.begin(), layer.end());
+        std::vector<uint32_t> expected(heads, slots);
+        for (uint32_t i = 0; i < heads * (slots - kept); ++i) --expected[layer[i].second];
+
+        std::vector<head_share> shares(heads);
+        for (uint32_t h = 0; h < heads; ++h) {
+            shares[h].scores = scores[h].data();
+            shares[h].candidates = ranges_of({{0, slots}});
+            shares[h].safe = safe_candidates(0.2, kept, 0);
+        }
+        allocate_heads(shares.data(), heads, uint64_t{heads} * kept);
+        for (uint32_t h = 0; h < heads; ++h) CHECK(shares[h].kept == expected[h]);
+        CHECK(shares[0].kept < shares[7].kept);
+    }
+}
