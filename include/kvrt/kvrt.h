@@ -335,7 +335,9 @@ typedef struct kv_pool_config {
                                         host; default 0. Each takes host memory for 12 bytes per
                                         layer, KV head and token of max_tokens_per_sequence, of
                                         which the system backs what is used */
-    uint32_t reserved0;
+    uint32_t pressure_percent; /* when more of the arena's bytes are pinned at a step's end, policies
+                                  of sequences outside of open steps run at once, those that retain
+                                  most above their budget first, until that is over; 0: never */
 } kv_pool_config;
 
 /* Creates a pool for one model on one device. On error *out_pool is NULL.
@@ -423,6 +425,9 @@ typedef struct kv_seq_info {
     uint64_t user_data;
     uint32_t in_step;     /* 1 while an open step holds it */
     uint32_t compactions; /* rounds that have removed something */
+    uint64_t rounds_skipped; /* rounds of its policy that were due and removed nothing */
+    uint32_t last_outcome;   /* KV_COMPRESS_* of its last round, 0: there was none */
+    int32_t last_failure;    /* kv_status of its last round: KV_AGAIN when blocks were missing */
 } kv_seq_info;
 
 KV_API KV_MUST_CHECK kv_status kv_seq_get_info(kv_pool *pool, kv_seq seq, kv_seq_info *out_info);
@@ -437,6 +442,24 @@ typedef struct kv_seq_layer_info {
 
 KV_API KV_MUST_CHECK kv_status kv_seq_get_layer_info(kv_pool *pool, kv_seq seq, uint32_t layer,
                                                      kv_seq_layer_info *out_info);
+
+/* What policies and kv_compress have done to one layer and KV head of a sequence. */
+typedef struct kv_retention_info {
+    uint32_t struct_size, flags;
+    const void *next;
+    uint32_t layer, kv_head;  /* in */
+    uint64_t rounds;          /* that removed tokens here */
+    uint64_t tokens_removed;  /* in all of them */
+    uint64_t blocks_returned; /* to the allocator, by the lane: by the layer, or the head alone with
+                                 KV_LAYER_LANE_PER_HEAD */
+    double lost_attention;    /* share of the observed attention that the tokens had which the last
+                                 round removed: 0 to 1; 0 when the policy observes none */
+    double lost_attention_sum; /* of all rounds; each is a share of what was there then */
+} kv_retention_info;
+
+/* Errors: INVALID, STALE. Threads: external. */
+KV_API KV_MUST_CHECK kv_status kv_seq_get_retention(kv_pool *pool, kv_seq seq,
+                                                    kv_retention_info *info);
 
 /* Positions of the retained tokens of one KV head, ascending. Writes up to `capacity` of them
  * (out_positions may be NULL when it is 0) and the full count. Threads: external. */
@@ -522,6 +545,9 @@ typedef struct kv_step_report {
     uint64_t compactions_skipped;    /* rounds due that had nothing to remove or no statistics */
     uint64_t blocks_returned;        /* to the allocator, in all (some may wait for a fence) */
     uint64_t bytes_returned;
+    uint64_t pressure_rounds;   /* rounds run because of kv_pool_config.pressure_percent */
+    uint32_t last_skip_outcome; /* KV_COMPRESS_* of the last round that was skipped; 0: none was */
+    int32_t last_skip_status;   /* its kv_status: KV_AGAIN when blocks were missing */
 } kv_step_report;
 
 /* Ends the step: accepted tokens become part of their sequences, the rest is rolled back, blocks
@@ -791,6 +817,7 @@ typedef struct kv_compress_report {
     uint64_t nanoseconds;
     uint64_t recoded_rows; /* of KIVI and KVARN: rows that left a tile and were coded again */
     double recoding_error; /* their change, root mean square, as a share of their own */
+    double lost_attention; /* as in kv_retention_info, the mean of the heads that lost tokens */
 } kv_compress_report;
 
 /* Runs one round now: score, select, move survivors forward in order, return the emptied blocks.
@@ -803,6 +830,27 @@ typedef struct kv_compress_report {
 KV_API KV_MUST_CHECK kv_status kv_compress(kv_pool *pool, kv_seq seq,
                                            const kv_compress_options *options,
                                            kv_compress_report *report);
+
+/* What a sequence under a policy takes once its rounds run, so that a scheduler can admit by it. It
+ * retains at most tokens_steady per layer and head while a step is open, whatever its length. */
+typedef struct kv_policy_footprint {
+    uint32_t struct_size, flags;
+    const void *next;
+    uint64_t step_tokens;        /* in: most tokens of the sequence in a step, a prefill chunk or a
+                                    token with its drafts; 0: 1 */
+    uint64_t tokens;             /* in: length of the sequence, for layers that the policy leaves
+                                    whole; 0: tokens_steady */
+    uint64_t tokens_after_round; /* per layer and head: the budget, or what its guards hold */
+    uint64_t tokens_steady;      /* the most before the next one, an open step's included */
+    uint64_t blocks_steady;      /* of a sequence that retains so much in every layer, whose windows
+                                    are full; at most so many where layers or heads differ */
+    uint64_t bytes_steady;
+} kv_policy_footprint;
+
+/* Pinned ranges are not known here: they come on top of what guards hold. Errors: INVALID (a policy
+ * with neither every nor slack has no steady state), UNSUPPORTED. Threads: external. */
+KV_API KV_MUST_CHECK kv_status kv_pool_policy_footprint(kv_pool *pool, const kv_policy *policy,
+                                                        kv_policy_footprint *footprint);
 
 /* Scores of one layer for positions [first_position, first_position + tokens), for KV_SCORER_HOST:
  * scores[kv_head * tokens + i], higher stays, NaN goes first. Positions that a head no longer

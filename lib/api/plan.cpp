@@ -200,9 +200,69 @@ status plan(const kv_pool_config* config, const kv_model* model, kv_plan_report*
     return KV_OK;
 }
 
+/// Tokens that guards hold of a long sequence, pinned ranges apart.
+uint64_t guarded_tokens(const kv_policy& policy) {
+    const bool prompt = (policy.flags & KV_POLICY_PROTECT_PROMPT) != 0;
+    return std::max<uint64_t>(prompt ? policy.prompt_tokens : 0, policy.sinks) + policy.recent;
+}
+
+status plan_policy(kv_pool& pool, const kv_policy* policy, kv_policy_footprint* user) {
+    kv_policy wanted;
+    kv_policy_footprint local;
+    KVRT_TRY(adopt(policy, policy_flags, "policy (kv_policy)", wanted));
+    KVRT_TRY(check_policy(pool.store, wanted));
+    KVRT_TRY(adopt(user, 0, "footprint (kv_policy_footprint)", local));
+    if (wanted.every == 0 && wanted.slack == 0) {
+        return fail(KV_INVALID,
+                    "policy: without `every` or `slack` no round is ever due, and what a sequence "
+                    "takes grows with it");
+    }
+    if (local.tokens > max_position || local.step_tokens > max_position) {
+        return fail(KV_TOO_LARGE, "footprint: tokens and step_tokens go up to {}", max_position);
+    }
+    const model_geometry& model = pool.store.model;
+    const bool on_top = (wanted.flags & KV_POLICY_PROMPT_ON_TOP) != 0 &&
+                        (wanted.flags & KV_POLICY_PROTECT_PROMPT) != 0;
+    const uint64_t budget = uint64_t{wanted.budget} + (on_top ? wanted.prompt_tokens : 0);
+    local.tokens_after_round = std::max(budget, guarded_tokens(wanted));
+    // A round is due once `every` tokens were accepted, or when more than budget + slack are there.
+    uint64_t growth = wanted.every != 0 ? wanted.every - 1 : max_position;
+    if (wanted.slack != 0) {
+        const uint64_t most = uint64_t{wanted.budget} + wanted.slack;
+        growth = std::min(growth, most - std::min(most, local.tokens_after_round));
+    }
+    const uint64_t step_tokens = std::max<uint64_t>(local.step_tokens, 1);
+    local.tokens_steady = local.tokens_after_round + growth + step_tokens;
+    const uint64_t whole = local.tokens != 0 ? local.tokens : local.tokens_steady;
+    // Layers and heads may differ in what they keep of the same sum: each lane can have one block
+    // more for that.
+    const bool differs =
+        wanted.allocator == KV_ALLOCATE_PYRAMID || wanted.allocator == KV_ALLOCATE_ADAPTIVE;
+    local.blocks_steady = 0;
+    local.bytes_steady = 0;
+    for (const lane_geometry& lane : model.lanes) {
+        const bool left_whole = !lane.evictable || lane.layer < wanted.skip_layers;
+        const uint64_t tokens = left_whole ? whole : local.tokens_steady;
+        const uint64_t more = differs && !left_whole ? model.block_tokens : 0;
+        const needed_blocks needed =
+            blocks_of_lane(lane, model.block_tokens, std::min(tokens + more, max_position));
+        for (uint32_t c = 0; c < model.class_count; ++c) {
+            local.blocks_steady += needed.of_class[c];
+            local.bytes_steady += needed.of_class[c] * pool.store.blocks.block_bytes(c);
+        }
+    }
+    deliver(local, user);
+    return KV_OK;
+}
+
 }  // namespace
 
 }  // namespace kvrt
+
+extern "C" kv_status kv_pool_policy_footprint(kv_pool* pool, const kv_policy* policy,
+                                              kv_policy_footprint* footprint) {
+    return kvrt::call_pool(pool, [&] { return kvrt::plan_policy(*pool, policy, footprint); });
+}
 
 extern "C" kv_status kv_plan(const kv_pool_config* config, const kv_model* model,
                              kv_plan_report* report) {

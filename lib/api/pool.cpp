@@ -53,6 +53,7 @@ status resolve_config(const kv_pool_config* config, kv_pool_config& resolved, kv
     KVRT_TRY(check_range("max_step_tokens", resolved.max_step_tokens, 1, max_token_limit));
     KVRT_TRY(check_range("max_observed_sequences", resolved.max_observed_sequences, 0,
                          resolved.max_sequences));
+    KVRT_TRY(check_range("pressure_percent", resolved.pressure_percent, 0, 100));
     KVRT_TRY(check_range("threads", resolved.threads, 0, max_thread_limit));
     hooks = KV_INIT(kv_hooks);
     if (resolved.hooks == nullptr) return KV_OK;
@@ -80,9 +81,13 @@ status create_stores(const kv_pool_config& resolved, const kv_model* model, kv_p
     host_allocator& allocator = store.allocator;
     pool.flags = resolved.flags;
     store.fences.by_host = (resolved.flags & KV_POOL_HOST_FENCES) != 0;
-    store.limits = {resolved.max_sequences, resolved.max_tokens_per_sequence,
-                    resolved.max_step_sequences, resolved.max_step_tokens,
-                    resolved.max_observed_sequences};
+    store.limits = {
+        resolved.max_sequences,
+        resolved.max_tokens_per_sequence,
+        resolved.max_step_sequences,
+        resolved.max_step_tokens,
+        resolved.max_observed_sequences,
+        resolved.arena_bytes / slab_bytes * slab_bytes / 100 * resolved.pressure_percent};
     KVRT_TRY(describe_model(model, resolved.block_tokens, static_cast<tile_order>(resolved.layout),
                             allocator, store.model));
     store.any_seals = std::any_of(store.model.lanes.begin(), store.model.lanes.end(),

@@ -22,6 +22,9 @@ void fill_report(const compaction_report& round, kv_compress_report& report) {
     report.blocks_returned = round.returned.blocks;
     report.bytes_returned = round.returned.bytes;
     report.blocks_copied = round.blocks_copied;
+    if (round.heads_lost != 0) {
+        report.lost_attention = round.lost / static_cast<double>(round.heads_lost);
+    }
 }
 
 status compress(kv_pool& pool, sequence& target, const kv_compress_options* options,

@@ -40,6 +40,7 @@ status create(kv_pool& pool, const kv_seq_config* config, kv_seq* out_seq) {
     target->user_data = local.user_data;
     target->gathers_statistics = (local.flags & KV_SEQ_GATHER_STATISTICS) != 0;
     reset_statistics(pool.store, pool.retention.statistics, pool.store.sequences.index(*target));
+    reset_history(pool.store, pool.retention, *target);
     *out_seq = pool.store.sequences.handle(*target);
     return KV_OK;
 }
@@ -72,6 +73,7 @@ status fork(kv_pool& pool, sequence& parent, uint32_t count, kv_seq* out_childre
     for (uint32_t i = 0; i < count; ++i) {
         sequence* child = fork_sequence(store, parent);
         copy_observations(store, observations, parent, *child);
+        copy_history(store, pool.retention, parent, *child);
         copy_statistics(store, pool.retention.statistics, store.sequences.index(parent),
                         store.sequences.index(*child));
         out_children[i] = store.sequences.handle(*child);
@@ -108,12 +110,36 @@ void describe(const kv_pool& pool, const sequence& source, kv_seq_info& info) {
     info.user_data = source.user_data;
     info.in_step = source.in_step ? 1 : 0;
     info.compactions = source.compactions;
+    info.rounds_skipped = source.rounds_skipped;
+    info.last_outcome = source.last_outcome;
+    info.last_failure = source.last_round;
 }
 
 status check_layer(const kv_pool& pool, uint32_t layer) {
     if (layer < pool.store.model.layers.size()) return KV_OK;
     return fail(KV_INVALID, "layer {} of a model of {} layers", layer,
                 pool.store.model.layers.size());
+}
+
+status describe_retention(kv_pool& pool, const sequence& source, kv_retention_info* user) {
+    kv_retention_info local;
+    KVRT_TRY(adopt(user, 0, "info (kv_retention_info)", local));
+    KVRT_TRY(check_layer(pool, local.layer));
+    const layer_geometry& layer = pool.store.model.layers[local.layer];
+    if (local.kv_head >= layer.kv_heads) {
+        return fail(KV_INVALID, "info: KV head {} of layer {}, which has {}", local.kv_head,
+                    local.layer, layer.kv_heads);
+    }
+    const head_place place = layer.place_of(local.kv_head);
+    const head_history& history =
+        history_of(pool.store, pool.retention, source, place.lane, place.head);
+    local.rounds = history.rounds;
+    local.tokens_removed = history.tokens_removed;
+    local.lost_attention = history.lost;
+    local.lost_attention_sum = history.lost_sum;
+    local.blocks_returned = blocks_returned_of(pool.store, pool.retention, source, place.lane);
+    deliver(local, user);
+    return KV_OK;
 }
 
 status describe_layer(const kv_pool& pool, const sequence& source, uint32_t layer,
@@ -245,6 +271,13 @@ kv_status kv_seq_get_layer_info(kv_pool* pool, kv_seq seq, uint32_t layer,
             deliver(info, out_info);
             return KV_OK;
         });
+    });
+}
+
+kv_status kv_seq_get_retention(kv_pool* pool, kv_seq seq, kv_retention_info* info) {
+    return call_pool(pool, [&] {
+        return with_sequence(
+            *pool, seq, [&](sequence& source) { return describe_retention(*pool, source, info); });
     });
 }
 

@@ -85,6 +85,7 @@ status create_retention(cache& store, retention_context& context) {
     KVRT_TRY(context.recoded.allocate(allocator, kv_heads, "round scratch"));
     KVRT_TRY(context.phases.allocate(allocator, phases, "round scratch"));
     KVRT_TRY(context.weights.allocate(allocator, kv_heads * weights, "round scratch"));
+    KVRT_TRY(create_history(store, context.history));
     return create_scratch(store, kv_heads, context);
 }
 
@@ -186,8 +187,40 @@ float* totals_of(const round_plan& plan, uint32_t set) {
     return plan.context.totals.data() + set * plan.context.slot_stride;
 }
 
+/// What a KV head is about to lose of the attention that was observed.
+double lost_attention(const round_plan& plan, uint32_t lane, uint32_t head) {
+    const observation_place* place = place_of(plan.context.observations, plan.owner);
+    if (place == nullptr || place->rules.kind == observed_kind::given) return 0.0;
+    const uint32_t slots = plan.owner.lanes[lane].slots;
+    float* sums = measures_of(plan, lane, head);
+    read_observations(plan.context.observations, plan.owner, lane, head, slots, sums);
+    double all = 0.0, kept = 0.0;
+    for (uint32_t slot = 0; slot < slots; ++slot) all += double{sums[slot]};
+    const uint32_t* survivors = survivors_of(plan, lane, head);
+    for (uint32_t i = 0; i < plan.keep(lane); ++i) kept += double{sums[survivors[i]]};
+    return all > 0.0 ? std::max(0.0, 1.0 - kept / all) : 0.0;
+}
+
+void note_history(const round_plan& plan, const layer_geometry& layer, compaction_report& report) {
+    for_each_head(plan, layer, [&](uint32_t lane, uint32_t head) {
+        head_history& history = history_of(plan.store, plan.context, plan.owner, lane, head);
+        ++history.rounds;
+        history.tokens_removed += plan.owner.lanes[lane].slots - plan.keep(lane);
+        history.lost = lost_attention(plan, lane, head);
+        history.lost_sum += history.lost;
+    });
+    for (uint32_t kv_head = 0; kv_head < layer.kv_heads; ++kv_head) {
+        const head_place place = layer.place_of(kv_head);
+        if (!plan.chosen(place.lane)) continue;
+        report.lost +=
+            history_of(plan.store, plan.context, plan.owner, place.lane, place.head).lost;
+        ++report.heads_lost;
+    }
+}
+
 void move_survivors(const round_plan& plan, const layer_geometry& layer,
                     compaction_report& report) {
+    note_history(plan, layer, report);
     if (plan.store.model.lanes[layer.first_lane].seals) {
         compact_tiles(plan, layer, report);
     } else {
@@ -327,6 +360,10 @@ status run(round_plan& plan, compaction_report& report) {
     } else {
         select_by_layer(plan, report);
     }
+    if (report.layers == 0) {  // no score was below what the policy asks for
+        plan.owner.tokens_since_round = 0;
+        return KV_OK;
+    }
     plan.owner.tokens_since_round = 0;
     plan.owner.room = 0;
     ++plan.owner.rounds_run;
@@ -356,7 +393,13 @@ status compact_sequence(cache& store, retention_context& context, sequence& owne
                         const kv_policy& policy, compaction_report& report) {
     round_plan plan{store, context, owner, policy};
     plan.selection = resolved_selection(policy);
-    if (choose_lanes(plan)) return run_round(plan, report);
+    if (choose_lanes(plan)) {
+        owner.last_round = run_round(plan, report);
+        owner.last_outcome = report.outcome;
+        return owner.last_round;
+    }
+    owner.last_round = KV_OK;
+    owner.last_outcome = KV_COMPRESS_NOTHING;
     count_tokens(plan, report.tokens_before, report.tables_before);
     count_tokens(plan, report.tokens_after, report.tables_after);
     report.outcome = KV_COMPRESS_NOTHING;

@@ -24,6 +24,20 @@ struct lane_move {
     uint32_t opened_end = 0;     ///< slots below were in a tile before
 };
 
+/// What rounds did to one KV head of a sequence.
+struct head_history {
+    uint64_t rounds = 0;
+    uint64_t tokens_removed = 0;
+    double lost = 0.0;      ///< share of the observed attention that the last round's tokens had
+    double lost_sum = 0.0;  ///< of all rounds
+};
+
+struct retention_history {
+    host_array<head_history> heads;  ///< [sequences][KV heads of all lanes]
+    host_array<uint64_t> blocks;     ///< [sequences][lanes]: returned
+    uint32_t head_count = 0;
+};
+
 /// What some scorers work in.
 struct scoring_scratch {
     host_array<float> measures;       ///< [kv_heads][slot_stride]
@@ -55,6 +69,7 @@ struct retention_context {
     host_array<double> phases;           ///< [lanes that differ in rotation: one at a time]
     host_array<float> weights;           ///< [kv_heads][weight_stride]
     scoring_scratch scratch;
+    retention_history history;
     uint64_t slot_stride = 0;
     uint64_t weight_stride = 0;
     uint64_t compactions = 0;
@@ -69,10 +84,34 @@ struct compaction_report {
     returned_blocks tables_before, tables_after;
     returned_blocks returned;
     uint64_t blocks_copied = 0;
-    recoding recoded;  ///< of tile-local formats
+    recoding recoded;         ///< of tile-local formats
+    double lost = 0.0;        ///< sum over heads_lost heads of what they lost of their attention
+    uint64_t heads_lost = 0;  ///< KV heads that lost tokens
 };
 
 status create_retention(cache& store, retention_context& context);
+
+status create_history(cache& store, retention_history& history);
+
+/// The history of a lane's KV head.
+head_history& history_of(const cache& store, retention_context& context, const sequence& owner,
+                         uint32_t lane, uint32_t kv_head);
+uint64_t& blocks_returned_of(const cache& store, retention_context& context, const sequence& owner,
+                             uint32_t lane);
+/// A new sequence has none; a child has its parent's.
+void reset_history(const cache& store, retention_context& context, const sequence& owner);
+void copy_history(const cache& store, retention_context& context, const sequence& from,
+                  const sequence& to);
+
+/// While more than `watermark` bytes of the arena are pinned: rounds of the policies of sequences
+/// outside of open steps, that of the one that retains most above its budget first. Adds to the
+/// report of a step's end.
+struct pressure_report {
+    uint64_t rounds = 0;
+    returned_blocks returned;
+};
+void relieve_pressure(cache& store, retention_context& context, uint64_t watermark,
+                      pressure_report& report);
 
 /// Checks a policy against the model: INVALID or UNSUPPORTED.
 status check_policy(const cache& store, const kv_policy& policy);

@@ -79,6 +79,7 @@ lane_move& begin_move(const round_plan& plan, uint32_t lane) {
 void replace_table(const round_plan& plan, uint32_t lane, compaction_report& report) {
     lane_state& state = plan.owner.lanes[lane];
     const lane_move& move = move_of(plan, lane);
+    const uint64_t returned_before = report.returned.blocks;
     const auto drop = [&](block_id id) {
         drop_block(plan.store, id, plan.owner.last_fence, report.returned);
     };
@@ -87,6 +88,8 @@ void replace_table(const round_plan& plan, uint32_t lane, compaction_report& rep
         state.table[i] = move.target[i];
     }
     while (state.blocks > move.kept_blocks) drop(state.table[--state.blocks]);
+    blocks_returned_of(plan.store, plan.context, plan.owner, lane) +=
+        report.returned.blocks - returned_before;
     end_compaction(plan.context.observations, plan.owner, lane, plan.keep(lane));
     state.slots = plan.keep(lane);
     state.explicit_slots = plan.keep(lane);

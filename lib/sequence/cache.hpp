@@ -17,6 +17,7 @@ struct cache_limits {
     uint32_t max_step_sequences = 0;
     uint32_t max_step_tokens = 0;
     uint32_t max_observed_sequences = 0;
+    uint64_t pressure_bytes = 0;  ///< pinned ones above which policies run early; 0: never
 };
 
 struct cache {

@@ -38,7 +38,8 @@ struct sequence {
     bool release_at_step_end = false;
     bool compress_at_step_end = false;
     bool has_policy = false;
-    bool gathers_statistics = false;  ///< asked for by the host, whatever the policy
+    bool asked_under_pressure = false;  ///< by the present search for memory
+    bool gathers_statistics = false;    ///< asked for by the host, whatever the policy
     bool has_deferred_policy = false;
     bool statistics_pending = false;  ///< the open step has gathered queries
     uint64_t next_position = 0;
@@ -51,6 +52,9 @@ struct sequence {
     uint32_t reserved_rows = 0;  ///< by the open step
     uint32_t written_rows = 0;   ///< the open step has been asked to write, or exported slots for
     uint32_t compactions = 0;
+    uint64_t rounds_skipped = 0;
+    uint32_t last_outcome = 0;       ///< KV_COMPRESS_* of its last round
+    status last_round = KV_OK;       ///< what that returned
     uint32_t observation_place = 0;  ///< index + 1 of what is kept for its policy; 0: nothing is
     uint32_t pinned_count = 0;
     position_range pinned[max_pinned_ranges];

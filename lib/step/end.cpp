@@ -99,7 +99,10 @@ void run_round(step& target, sequence& owner, const kv_policy& policy, kv_step_r
     const status verdict =
         compact_sequence(*target.context->store, *target.context->retention, owner, policy, round);
     if (verdict < 0 || round.outcome != KV_COMPRESS_DONE) {
+        ++owner.rounds_skipped;
         ++report.compactions_skipped;
+        report.last_skip_outcome = round.outcome;
+        report.last_skip_status = verdict;
         return;
     }
     ++report.compactions;
@@ -168,6 +171,13 @@ status step_end(step& target, kv_step_report& report) {
         }
     }
     store.blocks.collect(store.fences);
+    if (store.limits.pressure_bytes != 0) {
+        pressure_report relief;
+        relieve_pressure(store, *target.context->retention, store.limits.pressure_bytes, relief);
+        report.pressure_rounds = relief.rounds;
+        report.blocks_returned += relief.returned.blocks;
+        report.bytes_returned += relief.returned.bytes;
+    }
     return KV_OK;
 }
 
