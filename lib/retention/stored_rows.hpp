@@ -10,8 +10,8 @@
 
 namespace kvrt {
 
-/// Slots below sealed_slots lie in blocks of `sealed`, the others in blocks of `open`, which hold as
-/// many tokens. Passes over slots [first_slot, end_slot) cut themselves there; they read whole
+/// Slots below sealed_slots lie in blocks of `sealed`, the others in blocks of `open`, which hold
+/// as many tokens. Passes over slots [first_slot, end_slot) cut themselves there; they read whole
 /// groups of 16 slots, so first_slot is a multiple of 16, and write only what is asked for.
 struct stored_rows {
     const tile_layout* open = nullptr;
