@@ -330,14 +330,15 @@ typedef struct kv_pool_config {
     uint32_t max_step_sequences;      /* in one step; default max_sequences */
     uint32_t max_step_tokens;         /* in one step; default 8192 */
     uint32_t threads; /* of the library's own pool, the caller's included; 0: one per processor */
-    const kv_hooks *hooks; /* may be NULL */
+    const kv_hooks *hooks;           /* may be NULL */
     uint32_t max_observed_sequences; /* whose policies need observed attention, or scores of the
                                         host; default 0. Each takes host memory for 12 bytes per
                                         layer, KV head and token of max_tokens_per_sequence, of
                                         which the system backs what is used */
-    uint32_t pressure_percent; /* when more of the arena's bytes are pinned at a step's end, policies
-                                  of sequences outside of open steps run at once, those that retain
-                                  most above their budget first, until that is over; 0: never */
+    uint32_t
+        pressure_percent; /* when more of the arena's bytes are pinned at a step's end, policies
+                             of sequences outside of open steps run at once, those that retain
+                             most above their budget first, until that is over; 0: never */
 } kv_pool_config;
 
 /* Creates a pool for one model on one device. On error *out_pool is NULL.
@@ -423,8 +424,8 @@ typedef struct kv_seq_info {
     uint64_t blocks;    /* in this sequence's tables, shared ones included */
     uint64_t bytes;     /* of those blocks */
     uint64_t user_data;
-    uint32_t in_step;     /* 1 while an open step holds it */
-    uint32_t compactions; /* rounds that have removed something */
+    uint32_t in_step;        /* 1 while an open step holds it */
+    uint32_t compactions;    /* rounds that have removed something */
     uint64_t rounds_skipped; /* rounds of its policy that were due and removed nothing */
     uint32_t last_outcome;   /* KV_COMPRESS_* of its last round, 0: there was none */
     int32_t last_failure;    /* kv_status of its last round: KV_AGAIN when blocks were missing */
@@ -699,8 +700,9 @@ enum {
     KV_SCORER_SCISSORHANDS = 6, /* how often, in the last queries, at least the mean (2305.17118) */
     KV_SCORER_TOVA = 7,         /* of the last query, over all heads of a layer (2401.06104) */
     KV_SCORER_SNAPKV = 8,       /* of the last queries, pooled over neighbours (2404.14469) */
-    KV_SCORER_RKV = 9,          /* that of the last 8 queries less redundancy of keys (2505.24133) */
-    KV_SCORER_VASE_ATTENTION = 10, /* SNAPKV, sampled, with a reserve of large values (2606.03928) */
+    KV_SCORER_RKV = 9, /* that of the last 8 queries less redundancy of keys (2505.24133) */
+    KV_SCORER_VASE_ATTENTION =
+        10, /* SNAPKV, sampled, with a reserve of large values (2606.03928) */
     /* By keys and values alone: */
     KV_SCORER_VASE_SKETCH = 11, /* size of keys and values in random directions (2606.03928) */
     KV_SCORER_KEYDIFF = 12,     /* keys unlike the mean of all stay (2504.15364) */
@@ -708,7 +710,9 @@ enum {
     /* By query statistics, as TRIATTENTION: */
     KV_SCORER_EXPECTED_ATTENTION = 14, /* softmax of expected logits, times |v| (2510.00636) */
     /* By numbers that the host gives (kv_seq_set_scores): KVzap, DMS and their kin. */
-    KV_SCORER_HOST = 15
+    KV_SCORER_HOST = 15,
+    /* Our own: what attention gave a token so far, and what TRIATTENTION expects of the future. */
+    KV_SCORER_BLEND = 16
 };
 
 /* Which sets of survivors may differ. All keep the same number in every layer and head, whether or
@@ -733,14 +737,14 @@ enum {
 };
 
 enum {
-    KV_POLICY_PROTECT_PROMPT = 1u << 0,   /* positions below prompt_tokens, at least 1, stay */
-    KV_POLICY_PROMPT_ON_TOP = 1u << 1,    /* the protected prompt does not count in the budget */
-    KV_POLICY_OFFSETS_MAX = 1u << 2,      /* TriAttention: max over future offsets, not mean */
+    KV_POLICY_PROTECT_PROMPT = 1u << 0,    /* positions below prompt_tokens, at least 1, stay */
+    KV_POLICY_PROMPT_ON_TOP = 1u << 1,     /* the protected prompt does not count in the budget */
+    KV_POLICY_OFFSETS_MAX = 1u << 2,       /* TriAttention: max over future offsets, not mean */
     KV_POLICY_STATISTICS_ONLINE = 1u << 3, /* TriAttention: ignore statistics set on the pool */
-    KV_POLICY_SAMPLE = 1u << 4,    /* survivors are drawn with probabilities as their scores, which
-                                      must not be negative: scorers by attention, VASE_SKETCH,
-                                      EXPECTED_ATTENTION and HOST */
-    KV_POLICY_POOL_MAX = 1u << 5,  /* pool_width takes the greatest score, not the mean */
+    KV_POLICY_SAMPLE = 1u << 4,   /* survivors are drawn with probabilities as their scores, which
+                                     must not be negative: scorers by attention, VASE_SKETCH,
+                                     EXPECTED_ATTENTION and HOST */
+    KV_POLICY_POOL_MAX = 1u << 5, /* pool_width takes the greatest score, not the mean */
     KV_POLICY_EXACT_REDUNDANCY = 1u << 6, /* RKV: with the rule that spares the newest of similar
                                              keys; its cost is quadratic in the tokens */
     KV_POLICY_AT_PROMPT_END = 1u << 7     /* a round also when prompt_tokens have been accepted */
@@ -763,7 +767,7 @@ typedef struct kv_policy {
     uint32_t offset_max;    /* TriAttention: largest future offset, a power of two; 0: 65536 */
     uint32_t skip_layers;   /* the first so many layers are left whole (KEY_NORM: 2 is usual) */
     uint32_t reserved0;
-    uint64_t seed; /* of all draws: RANDOM, VASE_*, SAMPLE */
+    uint64_t seed;          /* of all draws: RANDOM, VASE_*, SAMPLE */
     uint32_t allocator;     /* KV_ALLOCATE_* */
     uint32_t slack;         /* a round at step end when more than budget + slack are retained;
                                0: `every` alone decides */
@@ -774,7 +778,9 @@ typedef struct kv_policy {
                                0: the scorer's (SNAPKV, VASE_ATTENTION 5, RKV 7, maximum), else 1 */
     uint32_t observe_every; /* attention of one-token steps is observed in every so-manieth alone:
                                it costs a twentieth of the attention's time; 0: 1 */
-    float decay;            /* H2O: what a query counts after each one behind it; 0: 1 */
+    float decay;            /* H2O, BLEND: what a query counts after each one behind it; 0: 1 for
+                               H2O, 0.998 for BLEND */
+    float prior_share;      /* BLEND: share of what is expected; the rest is of what was; 0: 0.5 */
     float redundancy;       /* RKV: weight of redundancy, up to 1; 0: 0.9 */
     float similarity;       /* RKV, EXACT_REDUNDANCY: keys are similar above this cosine; 0: 0.5 */
     float floor_share;      /* ADAPTIVE: of its budget each head is sure of; 0: 0.2 */
@@ -784,6 +790,7 @@ typedef struct kv_policy {
                                VASE_ATTENTION: 0 is a quarter of the budget */
     uint32_t segments;      /* the prompt in so many equal parts, of each of which at least */
     uint32_t segment_quota; /* so many tokens stay, the best; 0: off */
+    uint32_t reserved1;
 } kv_policy;
 
 typedef struct kv_compress_options {
@@ -796,7 +803,7 @@ enum {
     KV_COMPRESS_DONE = 1,
     KV_COMPRESS_NOTHING = 2,  /* no more is retained than the policy keeps */
     KV_COMPRESS_DEFERRED = 3, /* the sequence is in an open step: runs at its end, after accept */
-    KV_COMPRESS_NO_STATISTICS = 4, /* TriAttention has seen no queries and has no file */
+    KV_COMPRESS_NO_STATISTICS = 4,  /* TriAttention has seen no queries and has no file */
     KV_COMPRESS_NO_OBSERVATIONS = 5 /* kv_attend has observed nothing for this scorer, or the host
                                        has given no scores */
 };

@@ -10,6 +10,8 @@ namespace kvrt {
 
 namespace {
 
+constexpr uint32_t most_segments = 4096;
+
 status check_share(const char* name, float value) {
     if (value >= 0.0f && value <= 1.0f) return KV_OK;  // not NaN, either
     return fail(KV_INVALID, "policy: {} is {}: 0 to 1", name, value);
@@ -59,6 +61,7 @@ status check_scoring(const kv_policy& policy, const scorer_description& scorer) 
     KVRT_TRY(check_share("redundancy", policy.redundancy));
     KVRT_TRY(check_share("similarity", policy.similarity));
     KVRT_TRY(check_share("floor_share", policy.floor_share));
+    KVRT_TRY(check_share("prior_share", policy.prior_share));
     if ((policy.flags & KV_POLICY_SAMPLE) != 0 && !scorer.can_sample) {
         return fail(KV_INVALID,
                     "policy: SAMPLE draws with probabilities, which scores of {} are not",
@@ -66,6 +69,9 @@ status check_scoring(const kv_policy& policy, const scorer_description& scorer) 
     }
     if (policy.segments != 0 && policy.prompt_tokens == 0) {
         return fail(KV_INVALID, "policy: segments are parts of the prompt: say prompt_tokens");
+    }
+    if (policy.segments > most_segments) {
+        return fail(KV_INVALID, "policy: {} segments: at most {}", policy.segments, most_segments);
     }
     return KV_OK;
 }

@@ -1,7 +1,6 @@
 #include "retention/rank.hpp"
 
 #include <algorithm>
-#include <bit>
 #include <limits>
 
 namespace kvrt {
@@ -34,13 +33,6 @@ rank_bound find_by_scanning(const float* scores, const slot_ranges& candidates, 
 }
 
 }  // namespace
-
-uint32_t score_order(float score) {
-    const uint32_t bits = std::bit_cast<uint32_t>(score + 0.0f);
-    const uint32_t negative = 0u - (bits >> 31);
-    const uint32_t number = score == score ? 0xffffffffu : 0u;
-    return (bits ^ (negative | 0x80000000u)) & number;
-}
 
 rank_bound find_rank(const float* scores, const slot_ranges& candidates, uint32_t wanted) {
     if (wanted == 0) return {};

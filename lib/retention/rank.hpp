@@ -5,12 +5,19 @@
 // ranks behind all numbers.
 #pragma once
 
+#include <bit>
+
 #include "sequence/slots.hpp"
 
 namespace kvrt {
 
 /// A key that orders as the score does, with -0 as 0 and NaN, whose key is 0, below everything.
-uint32_t score_order(float score);
+inline uint32_t score_order(float score) {
+    const uint32_t bits = std::bit_cast<uint32_t>(score + 0.0f);
+    const uint32_t negative = 0u - (bits >> 31);  // signs are as good as random: no branch
+    const uint32_t number = score == score ? 0xffffffffu : 0u;
+    return (bits ^ (negative | 0x80000000u)) & number;
+}
 
 /// The key of the wanted-th highest score, and how many with that very key belong to the wanted.
 struct rank_bound {

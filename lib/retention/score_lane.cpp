@@ -14,41 +14,6 @@ const layer_geometry& layer_of(const round_plan& plan, uint32_t lane) {
     return plan.store.model.layers[plan.store.model.lanes[lane].layer];
 }
 
-void score_by_triattention(const round_plan& plan, const layer_geometry& layer) {
-    const lane_geometry& first_lane = plan.store.model.lanes[layer.first_lane];
-    retention_context& context = plan.context;
-    triattention_shape shape;
-    shape.key_dim = first_lane.layout.keys.dim;
-    shape.group = layer.group();
-    shape.offset_max = plan.policy.offset_max != 0 ? plan.policy.offset_max : default_offset_max;
-    shape.maximum = (plan.policy.flags & KV_POLICY_OFFSETS_MAX) != 0;
-
-    triattention_phases(shape, layer.rope, plan.owner.next_position, context.phases.data());
-    const float* means =
-        context.statistics.means.data() + context.statistics.offset[first_lane.layer];
-    const uint64_t length = context.statistics.length;
-    const uint64_t per_group = uint64_t{shape.group} * layer.rope.bands(shape.key_dim);
-    for (uint32_t head = 0; head < layer.kv_heads; ++head) {
-        const float* real = means + head * per_group;
-        triattention_weights(shape, layer.rope, context.phases.data(),
-                             {real, real + length, real + 2 * length},
-                             context.weights.data() + head * context.weight_stride);
-    }
-    for_each_part(
-        plan, layer,
-        [&](const stored_rows& rows, uint32_t lane, uint32_t head, uint32_t first, uint32_t end) {
-            const uint64_t kv_head = plan.store.model.lanes[lane].first_head + head;
-            score_triattention(rows, first, end, shape, layer.rope,
-                               context.weights.data() + kv_head * context.weight_stride,
-                               lane_scores(plan, lane, head), context.slot_stride);
-        });
-    for_each_head(plan, layer, [&](uint32_t lane, uint32_t head) {
-        float* scores = lane_scores(plan, lane, head);
-        normalise_and_reduce(scores, context.slot_stride, shape.group,
-                             guards_of(plan, lane, head).candidates, scores);
-    });
-}
-
 void score_by_chance(const round_plan& plan, const layer_geometry& layer) {
     for_each_head(plan, layer, [&](uint32_t lane, uint32_t head) {
         score_random(draw_key(plan, lane, head), positions_of(plan.store, plan.owner, lane, head),
@@ -82,6 +47,8 @@ void make_scores(const round_plan& plan, const layer_geometry& layer) {
             return score_by_chance(plan, layer);
         case KV_SCORER_KEY_NORM:
             return score_by_key_norm(plan, layer);
+        case KV_SCORER_BLEND:
+            return score_by_blend(plan, layer);
         case KV_SCORER_RKV:
             return score_by_redundancy(plan, layer);
         case KV_SCORER_KEYDIFF:

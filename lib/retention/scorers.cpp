@@ -56,6 +56,11 @@ constexpr scorer_description all_scorers[] = {
      .query_statistics = true,
      .can_sample = true},
     observing(KV_SCORER_HOST, "HOST", observed_kind::given),
+    {.id = KV_SCORER_BLEND,
+     .name = "BLEND",
+     .observes = observed_kind::mass,
+     .decay = 0.998f,
+     .query_statistics = true},
 };
 
 }  // namespace
@@ -74,7 +79,9 @@ observation_rules rules_of(const kv_policy& policy) {
     if (rules.kind == observed_kind::nothing || rules.kind == observed_kind::given) return rules;
     if (scorer.window != 0) rules.window = policy.window != 0 ? policy.window : scorer.window;
     rules.every = std::max(policy.observe_every, 1u);
-    if (rules.kind == observed_kind::mass && policy.decay != 0.0f) rules.decay = policy.decay;
+    if (rules.kind == observed_kind::mass) {
+        rules.decay = policy.decay != 0.0f ? policy.decay : scorer.decay;
+    }
     return rules;
 }
 

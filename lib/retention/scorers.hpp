@@ -23,6 +23,7 @@ struct scorer_description {
     const char* name;
     observed_kind observes = observed_kind::nothing;
     uint32_t window = 0;
+    float decay = 1.0f;
     uint32_t pool_width = 1;
     bool pools_maximum = false;
     bool query_statistics = false;   ///< scores come from the means of queries

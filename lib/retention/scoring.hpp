@@ -52,6 +52,8 @@ void score_by_redundancy(const round_plan& plan, const layer_geometry& layer);
 void score_by_keydiff(const round_plan& plan, const layer_geometry& layer);
 void score_by_lagkv(const round_plan& plan, const layer_geometry& layer);
 void score_by_sketch(const round_plan& plan, const layer_geometry& layer);
+void score_by_triattention(const round_plan& plan, const layer_geometry& layer);
+void score_by_blend(const round_plan& plan, const layer_geometry& layer);
 void score_by_expectation(const round_plan& plan, const layer_geometry& layer);
 
 /// What a policy does to scores, whoever made them: draws, reserves, quotas.

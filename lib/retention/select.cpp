@@ -1,7 +1,8 @@
 #include "retention/select.hpp"
 
 #include <algorithm>
-#include <bit>
+
+#include "retention/rank.hpp"
 
 namespace kvrt {
 
@@ -10,50 +11,6 @@ namespace {
 /// Appends [first, end) without empty ranges.
 void append(slot_ranges& ranges, uint32_t first, uint32_t end) {
     if (first < end) ranges.range[ranges.count++] = {first, end};
-}
-
-/// A key that orders as the score does, with -0 as 0 and NaN below everything.
-uint32_t order_of(float score) {
-    const uint32_t bits = std::bit_cast<uint32_t>(score + 0.0f);
-    const uint32_t negative = 0u - (bits >> 31);  // signs are as good as random: no branch
-    const uint32_t number = score == score ? 0xffffffffu : 0u;
-    return (bits ^ (negative | 0x80000000u)) & number;
-}
-
-constexpr uint32_t digit_bits = 11;
-constexpr uint32_t digits = 1u << digit_bits;
-
-/// The key of the wanted-th highest score (1 is the highest), and how many with that very key are
-/// wanted. Digit by digit from the top: a histogram of the keys that share the digits found so far.
-struct threshold {
-    uint32_t key = 0;
-    uint32_t of_equals = 0;
-};
-
-threshold find_threshold(const float* scores, const slot_ranges& candidates, uint32_t wanted) {
-    threshold found{0, wanted};
-    uint32_t known = 0;  // mask of the digits found
-    for (int shift = 32 - int{digit_bits}; known != 0xffffffffu; shift -= int{digit_bits}) {
-        const uint32_t low = static_cast<uint32_t>(std::max(shift, 0));
-        const uint32_t digit_mask = ~known >> low << low;
-        // Two of them, for neighbours: most scores share a few digits, and one counter could be
-        // raised only as fast as a store is seen by the next load.
-        uint32_t histogram[2][digits] = {};
-        for (const slot_range& range : candidates) {
-            for (uint32_t slot = range.first; slot < range.end; ++slot) {
-                const uint32_t key = order_of(scores[slot]);
-                const uint32_t same = (key & known) == found.key ? 1 : 0;
-                histogram[slot % 2][(key & digit_mask) >> low] += same;
-            }
-        }
-        for (uint32_t digit = 0; digit < digits; ++digit)
-            histogram[0][digit] += histogram[1][digit];
-        uint32_t digit = digit_mask >> low;
-        while (histogram[0][digit] < found.of_equals) found.of_equals -= histogram[0][digit--];
-        found.key |= digit << low;
-        known |= digit_mask;
-    }
-    return found;
 }
 
 }  // namespace
@@ -102,15 +59,15 @@ uint32_t select_top(const float* scores, const slot_ranges& candidates, uint32_t
                     uint32_t keep, uint32_t* survivors) {
     const uint32_t wanted = keep - (slots - candidates.slots());
     // Nothing can reach a key beyond the highest: then no candidate stays.
-    threshold least{0xffffffffu, 0};
-    if (wanted != 0) least = find_threshold(scores, candidates, wanted);
+    rank_bound least{0xffffffffu, 0};
+    if (wanted != 0) least = find_rank(scores, candidates, wanted);
 
     uint32_t count = 0, next = 0;
     for (const slot_range& range : candidates) {
         for (; next < range.first; ++next) survivors[count++] = next;
         // Written without a branch on the score. Once `keep` are found, no slot is left to take.
         for (; next < range.end && count < keep; ++next) {
-            const uint32_t key = order_of(scores[next]);
+            const uint32_t key = score_order(scores[next]);
             const uint32_t equal = key == least.key && least.of_equals != 0 ? 1 : 0;
             least.of_equals -= equal;
             survivors[count] = next;

@@ -1,0 +1,86 @@
+// Scores from what queries are expected to look like: TriAttention, alone and beside what was
+// observed.
+#include <cmath>
+
+#include "retention/scoring.hpp"
+
+namespace kvrt {
+
+void score_by_triattention(const round_plan& plan, const layer_geometry& layer) {
+    const lane_geometry& first_lane = plan.store.model.lanes[layer.first_lane];
+    retention_context& context = plan.context;
+    triattention_shape shape;
+    shape.key_dim = first_lane.layout.keys.dim;
+    shape.group = layer.group();
+    shape.offset_max = plan.policy.offset_max != 0 ? plan.policy.offset_max : default_offset_max;
+    shape.maximum = (plan.policy.flags & KV_POLICY_OFFSETS_MAX) != 0;
+
+    triattention_phases(shape, layer.rope, plan.owner.next_position, context.phases.data());
+    const float* means =
+        context.statistics.means.data() + context.statistics.offset[first_lane.layer];
+    const uint64_t length = context.statistics.length;
+    const uint64_t per_group = uint64_t{shape.group} * layer.rope.bands(shape.key_dim);
+    for (uint32_t head = 0; head < layer.kv_heads; ++head) {
+        const float* real = means + head * per_group;
+        triattention_weights(shape, layer.rope, context.phases.data(),
+                             {real, real + length, real + 2 * length},
+                             context.weights.data() + head * context.weight_stride);
+    }
+    for_each_part(
+        plan, layer,
+        [&](const stored_rows& rows, uint32_t lane, uint32_t head, uint32_t first, uint32_t end) {
+            const uint64_t kv_head = plan.store.model.lanes[lane].first_head + head;
+            score_triattention(rows, first, end, shape, layer.rope,
+                               context.weights.data() + kv_head * context.weight_stride,
+                               lane_scores(plan, lane, head), context.slot_stride);
+        });
+    for_each_head(plan, layer, [&](uint32_t lane, uint32_t head) {
+        float* scores = lane_scores(plan, lane, head);
+        normalise_and_reduce(scores, context.slot_stride, shape.group,
+                             guards_of(plan, lane, head).candidates, scores);
+    });
+}
+
+namespace {
+
+/// Attention falls off by powers of ten from token to token: its logarithm is what has a spread
+/// that can be compared. Tokens far below the mean are as good as unseen.
+void take_logarithms(const slot_ranges& candidates, float* sums) {
+    constexpr float least_share = 0x1p-10f;
+    double total = 0.0;
+    for (const slot_range& range : candidates) {
+        for (uint32_t slot = range.first; slot < range.end; ++slot) total += double{sums[slot]};
+    }
+    if (!(total > 0.0)) return;
+    const float mean = static_cast<float>(total / candidates.slots());
+    for (const slot_range& range : candidates) {
+        for (uint32_t slot = range.first; slot < range.end; ++slot) {
+            sums[slot] = std::log(sums[slot] / mean + least_share);
+        }
+    }
+}
+
+}  // namespace
+
+void score_by_blend(const round_plan& plan, const layer_geometry& layer) {
+    score_by_triattention(plan, layer);
+    const float prior = plan.policy.prior_share != 0.0f ? plan.policy.prior_share : 0.5f;
+    for_each_head(plan, layer, [&](uint32_t lane, uint32_t head) {
+        const slot_ranges candidates = guards_of(plan, lane, head).candidates;
+        float* scores = lane_scores(plan, lane, head);
+        float* observed = measures_of(plan, lane, head);
+        read_observations(plan.context.observations, plan.owner, lane, head,
+                          plan.owner.lanes[lane].slots, observed);
+        take_logarithms(candidates, observed);
+        // TriAttention's row is the greatest of several z-scores: both are brought to one spread.
+        normalise_and_reduce(observed, plan.context.slot_stride, 1, candidates, observed);
+        normalise_and_reduce(scores, plan.context.slot_stride, 1, candidates, scores);
+        for (const slot_range& range : candidates) {
+            for (uint32_t slot = range.first; slot < range.end; ++slot) {
+                scores[slot] = prior * scores[slot] + (1.0f - prior) * observed[slot];
+            }
+        }
+    });
+}
+
+}  // namespace kvrt
