@@ -16,7 +16,7 @@
 #include <cmath>
 #include <type_traits>
 
-#include "attention/amx_codes-inl.hpp"
+#include "attention/amx_values-inl.hpp"
 #include "attention/codes-inl.hpp"
 #include "attention/means-inl.hpp"
 #include "attention/records-inl.hpp"
