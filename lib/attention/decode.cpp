@@ -412,6 +412,11 @@ static uint32_t mean_query_bytes(const operand_layout& keys) {
 uint32_t coded_query_bytes(const tile_layout& layout) {
     const operand_layout& keys = layout.keys;
     if (keys.plain() || keys.tiled()) return 0;
+    const code_kind codes = keys.format->reading.codes;
+    if (codes == code_kind::e4m3_bytes || codes == code_kind::e5m2_bytes) {
+        // Three rows of bf16 and a unit (amx_fp8-inl.hpp), or floats and a sum.
+        return 3 * (round_up(2 * keys.dim, 64u) + 64);
+    }
     // Three rows of digits of a byte per channel, and two numbers of each group in their tails
     // (amx-inl.hpp), are more than floats and a sum per group (records-inl.hpp), or the same
     // digits, two floats and three sums per group (codes-inl.hpp).
