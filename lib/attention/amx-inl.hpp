@@ -7,7 +7,8 @@
 // or of its weights over slots. `right` is what the cache holds, 16 slots or 16 channels wide, with
 // k packed into words of 4 bytes: [k / 4][16][4].
 //
-// The kernels are in amx_codes-inl.hpp. Include it per target.
+// The kernels are in amx_codes-inl.hpp, amx_values-inl.hpp and amx_fp8-inl.hpp. Include it per
+// target.
 
 // Per-target include guard.
 #if defined(KVRT_ATTENTION_AMX_INL_HPP) == defined(HWY_TARGET_TOGGLE)
@@ -28,7 +29,7 @@
 // AVX-512 as Highway's target has it, and more: callers ask amx_usable() first.
 #if HWY_TARGET == HWY_AVX3
 
-#define KVRT_AMX_ATTRIBUTES ",avx512vnni,avx512vbmi,amx-tile,amx-int8"
+#define KVRT_AMX_ATTRIBUTES ",avx512vnni,avx512vbmi,avx512fp16,amx-tile,amx-int8,amx-bf16"
 
 HWY_PUSH_ATTRIBUTES(HWY_TARGET_STR KVRT_AMX_ATTRIBUTES)
 namespace kvrt {
@@ -171,20 +172,25 @@ HWY_INLINE float magnitude_of(__m512i largest) {
 }
 
 /// Whole numbers of 64 slots or channels -> a byte of each for its lowest, middle and highest
-/// digit. Bytes come out as packing leaves them: 4 after 4 others, those at 4 (4 m + l) becoming
-/// the (4 l + m)-th.
-HWY_INLINE void pack_digits(const __m512i (&numbers)[4], __m512i (&digits)[amx_parts]) {
-    const __m512i low_byte = _mm512_set1_epi32(0xff);
-    each_of<amx_parts>([&](auto part) __attribute__((always_inline)) {
-        const auto digit = [&](uint32_t v) __attribute__((always_inline)) {
-            // With 128 added to each digit none borrows from the next: they are the bytes.
-            const __m512i bytes = _mm512_add_epi32(numbers[v], _mm512_set1_epi32(0x00808080));
-            return _mm512_and_si512(_mm512_srli_epi32(bytes, 8 * part), low_byte);
-        };
-        const __m512i packed = _mm512_packus_epi16(_mm512_packus_epi32(digit(0), digit(1)),
-                                                   _mm512_packus_epi32(digit(2), digit(3)));
-        digits[part] = _mm512_xor_si512(packed, _mm512_set1_epi8(static_cast<char>(0x80)));
+/// digit. Words of 4 bytes come out as packing leaves them: the (4 l + m)-th is that of the 4 from
+/// 4 (4 m + l) on.
+HWY_INLINE void pack_digits(const __m512i (&numbers)[4], __m512i (&bytes)[amx_parts]) {
+    __m512i words[4];  // in each 128 bits: of 4 numbers, those of each digit
+    each_of<4>([&](auto m) __attribute__((always_inline)) {
+        // With 128 added to each digit none borrows from the next: they are the bytes.
+        const __m512i raised = _mm512_add_epi32(numbers[m], _mm512_set1_epi32(0x00808080));
+        words[m] =
+            _mm512_shuffle_epi8(raised, _mm512_broadcast_i32x4(_mm_setr_epi8(
+                                            0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15)));
     });
+    const __m512i low = _mm512_unpacklo_epi32(words[0], words[1]);
+    const __m512i low_after = _mm512_unpacklo_epi32(words[2], words[3]);
+    const __m512i high = _mm512_unpackhi_epi32(words[0], words[1]);
+    const __m512i high_after = _mm512_unpackhi_epi32(words[2], words[3]);
+    const __m512i middle = _mm512_set1_epi8(static_cast<char>(0x80));
+    bytes[0] = _mm512_xor_si512(_mm512_unpacklo_epi64(low, low_after), middle);
+    bytes[1] = _mm512_xor_si512(_mm512_unpackhi_epi64(low, low_after), middle);
+    bytes[2] = _mm512_xor_si512(_mm512_unpacklo_epi64(high, high_after), middle);
 }
 
 /// Splits group `g` of a query head into digits of whole numbers.
@@ -203,18 +209,18 @@ HWY_INLINE void split_query_group(const float* query, uint32_t count, const amx_
     __m512i total = _mm512_setzero_si512();  // below 2^31: 256 channels of 23 bits
     std::byte* target = head + g * shape.padded;
     for (uint32_t at = 0; at < shape.padded; at += amx_row_bytes) {
-        __m512i numbers[4], digits[amx_parts];
+        __m512i numbers[4], bytes[amx_parts];
         each_of<4>([&](auto v) __attribute__((always_inline)) {
             numbers[v] = _mm512_cvtps_epi32(_mm512_mul_ps(load(at + 16 * v), factor));
             total = _mm512_add_epi32(total, numbers[v]);
         });
-        pack_digits(numbers, digits);
+        pack_digits(numbers, bytes);
         const __mmask64 inside = shape.padded - at >= amx_row_bytes
                                      ? ~__mmask64{0}
                                      : (__mmask64{1} << (shape.padded - at)) - 1;
         for (uint32_t part = 0; part < amx_parts; ++part) {
             _mm512_mask_storeu_epi8(target + part * shape.stride + at, inside,
-                                    _mm512_permutexvar_epi32(in_order, digits[part]));
+                                    _mm512_permutexvar_epi32(in_order, bytes[part]));
         }
     }
     shape.tail(head, 0)[g] = scale.unit;

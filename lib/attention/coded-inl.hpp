@@ -1,6 +1,7 @@
 // Decode attention over codes, however they are multiplied: as floats (records-inl.hpp,
-// tiles-inl.hpp), with 8-bit dot products (codes-inl.hpp) or by AMX (amx_codes-inl.hpp), chosen by
-// the processor and the codes. Include it per target.
+// tiles-inl.hpp), with 8-bit dot products (codes-inl.hpp) or by AMX (amx_codes-inl.hpp,
+// amx_values-inl.hpp, amx_fp8-inl.hpp), chosen by the processor and the codes. Include it per
+// target.
 
 // Per-target include guard.
 #if defined(KVRT_ATTENTION_CODED_INL_HPP) == defined(HWY_TARGET_TOGGLE)
@@ -16,7 +17,8 @@
 #include <cmath>
 #include <type_traits>
 
-#include "attention/amx_codes-inl.hpp"
+#include "attention/amx_fp8-inl.hpp"
+#include "attention/amx_values-inl.hpp"
 #include "attention/codes-inl.hpp"
 #include "attention/means-inl.hpp"
 #include "attention/records-inl.hpp"
@@ -79,8 +81,8 @@ bool multiplies_codes(const tile_layout& layout, const operand_layout& operand) 
 /// Whether they are multiplied by AMX.
 bool multiplies_tiles(const tile_layout& layout, const operand_layout& operand) {
     if (operand.plain() || layout.arithmetic < code_arithmetic::matrices) return false;
-    if (!operand.tiled() && is_fp8(operand.format->reading.codes)) return false;
-    return amx_takes(operand) && amx_usable();
+    const bool fp8 = !operand.tiled() && is_fp8(operand.format->reading.codes);
+    return (fp8 ? amx_takes_fp8(operand.dim) : amx_takes(operand)) && amx_usable();
 }
 
 /// Tile registers set up for a piece, where an operand is multiplied by AMX.
@@ -136,8 +138,10 @@ void score_coded(const run_tiles& tiles, const tile_layout& layout, bool float_q
                            queries + done * query_bytes, query_bytes, scores + done * run_slots);
                 };
 #if HWY_TARGET == HWY_AVX3
-                if constexpr (!is_fp8(kind)) {
-                    if (!float_queries && multiplies_tiles(layout, layout.keys)) {
+                if (!float_queries && multiplies_tiles(layout, layout.keys)) {
+                    if constexpr (is_fp8(kind)) {
+                        return run(&score_amx_fp8<kind, some>);
+                    } else {
                         return run(&score_amx_codes<kind, some>);
                     }
                 }
@@ -173,8 +177,10 @@ void add_coded_values(const run_tiles& tiles, const tile_layout& layout, uint32_
                            first, end, out + done * values.dim);
                 };
 #if HWY_TARGET == HWY_AVX3
-                if constexpr (!is_fp8(kind)) {
-                    if (multiplies_tiles(layout, layout.values)) {
+                if (multiplies_tiles(layout, layout.values)) {
+                    if constexpr (is_fp8(kind)) {
+                        return run(&add_amx_fp8_values<kind, some>);
+                    } else {
                         return run(&add_amx_record_values<kind, some>);
                     }
                 }
@@ -278,7 +284,9 @@ void encode_query_heads(const tile_layout& layout, uint32_t query_heads, const f
                           levelled);
     };
     std::fill_n(as_floats, layout.kv_heads, uint8_t{never_whole});
-    for (uint32_t head = 0; head < query_heads && !never_whole; ++head) {
+    // Of fp8 each channel is taken by itself.
+    const bool together = !never_whole && !is_fp8(keys.reading.codes);
+    for (uint32_t head = 0; head < query_heads && together; ++head) {
         if (has_large_channel(level(head), keys)) as_floats[head / group] = 1;
     }
     for (uint32_t head = 0; head < query_heads; ++head) {
@@ -289,7 +297,11 @@ void encode_query_heads(const tile_layout& layout, uint32_t query_heads, const f
             continue;
         }
 #if HWY_TARGET == HWY_AVX3
-        if (tiles) {
+        if (tiles && keys.reading.codes == code_kind::e4m3_bytes) {
+            encode_fp8_query<code_kind::e4m3_bytes>(query, keys, bytes, target);
+        } else if (tiles && keys.reading.codes == code_kind::e5m2_bytes) {
+            encode_fp8_query<code_kind::e5m2_bytes>(query, keys, bytes, target);
+        } else if (tiles) {
             encode_amx_query(query, keys, bytes, target);
         } else {
             encode_query(query, keys, target);

@@ -210,28 +210,33 @@ struct decoder {
         return {operand, block_of(slot) + operand.tile_at(head)};
     }
 
-    // Tiles of the run at `first` for a KV head; what follows is the next head, or the next run.
-    void find_tiles(uint32_t first, uint32_t head, run_tiles& tiles) const {
-        const bool last_head = head + 1 == piece.end_head;
+    // Tiles of the run at `first`, of slots before `end`, for the piece's first KV head.
+    void find_tiles(uint32_t first, uint32_t end, run_tiles& tiles) const {
         tiles.groups = 0;
-        for (uint32_t slot = first; slot < std::min(first + run_slots, piece.end_slot);
-             slot += slot_group) {
+        for (uint32_t slot = first; slot < std::min(first + run_slots, end); slot += slot_group) {
             const uint32_t g = tiles.groups++;
             const std::byte* block = block_of(slot);
-            tiles.keys[g] = block + codes_at(layout.keys, slot % layout.block_tokens, head);
-            tiles.values[g] = block + codes_at(layout.values, slot % layout.block_tokens, head);
-            const uint32_t next_slot = slot + run_slots;
+            const uint32_t place = slot % layout.block_tokens;
+            tiles.keys[g] = block + codes_at(layout.keys, place, piece.first_head);
+            tiles.values[g] = block + codes_at(layout.values, place, piece.first_head);
+        }
+    }
+
+    // The next head's tiles, and what follows them: the head after it, or the next run's first.
+    void next_tiles(uint32_t head, const run_tiles& next_run, run_tiles& tiles) const {
+        const bool first_head = head == piece.first_head, last_head = head + 1 == piece.end_head;
+        for (uint32_t g = 0; g < tiles.groups; ++g) {
+            if (!first_head) {
+                tiles.keys[g] += key_head_bytes;
+                tiles.values[g] += value_head_bytes;
+            }
             if (!last_head) {
                 tiles.next_keys[g] = tiles.keys[g] + key_head_bytes;
                 tiles.next_values[g] = tiles.values[g] + value_head_bytes;
-            } else if (next_slot < piece.item->slots) {
-                const std::byte* next = block_of(next_slot);
-                const uint32_t place = next_slot % layout.block_tokens;
-                tiles.next_keys[g] = next + codes_at(layout.keys, place, piece.first_head);
-                tiles.next_values[g] = next + codes_at(layout.values, place, piece.first_head);
             } else {
-                tiles.next_keys[g] = tiles.keys[g];
-                tiles.next_values[g] = tiles.values[g];
+                const run_tiles& after = g < next_run.groups ? next_run : tiles;
+                tiles.next_keys[g] = after.keys[g];
+                tiles.next_values[g] = after.values[g];
             }
         }
     }
@@ -327,14 +332,16 @@ void decode_piece(const attend_piece& piece, const partial_softmax& partial) {
               partial.values + uint64_t{end_query} * layout.values.dim, 0.0f);
 
     const seen_slots seen = slots_seen(layer, *piece.item, 0, piece.first_slot, piece.end_slot);
-    run_tiles tiles;
+    run_tiles tiles{}, next_run{};
     for (uint32_t run = piece.first_slot; run < piece.end_slot; run += run_slots) {
         for (uint32_t range = 0; range < 2; ++range) {
             const uint32_t first = std::max(run, seen.first[range]);
             const uint32_t end = std::min(run + run_slots, seen.end[range]);
             if (first >= end) continue;
+            work.find_tiles(run, piece.end_slot, tiles);
+            work.find_tiles(run + run_slots, piece.item->slots, next_run);
             for (uint32_t head = piece.first_head; head < piece.end_head; ++head) {
-                work.find_tiles(run, head, tiles);
+                work.next_tiles(head, next_run, tiles);
                 work.take(run, first, end, head, tiles,
                           piece.queries + uint64_t{head} * group * layout.keys.dim);
             }
@@ -405,6 +412,11 @@ static uint32_t mean_query_bytes(const operand_layout& keys) {
 uint32_t coded_query_bytes(const tile_layout& layout) {
     const operand_layout& keys = layout.keys;
     if (keys.plain() || keys.tiled()) return 0;
+    const code_kind codes = keys.format->reading.codes;
+    if (codes == code_kind::e4m3_bytes || codes == code_kind::e5m2_bytes) {
+        // Three rows of bf16 and a unit (amx_fp8-inl.hpp), or floats and a sum.
+        return 3 * (round_up(2 * keys.dim, 64u) + 64);
+    }
     // Three rows of digits of a byte per channel, and two numbers of each group in their tails
     // (amx-inl.hpp), are more than floats and a sum per group (records-inl.hpp), or the same
     // digits, two floats and three sums per group (codes-inl.hpp).

@@ -38,6 +38,12 @@ HWY_INLINE hn::Vec<tag> fast_exp(tag d, hn::Vec<tag> x) {
     p = hn::MulAdd(p, r, hn::Set(d, 0.5f));
     p = hn::MulAdd(p, r, hn::Set(d, 1.0f));
     p = hn::MulAdd(p, r, hn::Set(d, 1.0f));
+#if HWY_TARGET == HWY_AVX3
+    if constexpr (hn::MaxLanes(d) == 16) {
+        return hn::IfThenZeroElse(hn::Lt(x, hn::Set(d, -87.3f)),
+                                  hn::Vec<tag>{_mm512_scalef_ps(p.raw, n.raw)});
+    }
+#endif
     const auto exponent = hn::ShiftLeft<23>(hn::Add(hn::ConvertTo(di, n), hn::Set(di, 127)));
     const auto result = hn::Mul(p, hn::BitCast(d, exponent));
     return hn::IfThenElse(hn::Lt(x, hn::Set(d, -87.3f)), hn::Zero(d), result);

@@ -21,9 +21,10 @@ namespace {
 
 bool ask() {
     if (declines_amx(std::getenv("KVRT_NO_AMX"))) return false;
-    // CPUID leaf 7: VBMI is bit 1 of ecx, VNNI bit 11; edx has tiles and bytes of AMX.
+    // CPUID leaf 7: VBMI is bit 1 of ecx, VNNI bit 11; edx has AMX's bf16, tiles and
+    // bytes, and half-precision arithmetic.
     constexpr unsigned vbmi_vnni = 1u << 1 | 1u << 11;
-    constexpr unsigned amx = 1u << 24 | 1u << 25;
+    constexpr unsigned amx = 1u << 22 | 1u << 23 | 1u << 24 | 1u << 25;
     unsigned eax = 0, ebx = 0, ecx = 0, edx = 0;
     if (__get_cpuid_count(7, 0, &eax, &ebx, &ecx, &edx) == 0) return false;
     if ((ecx & vbmi_vnni) != vbmi_vnni || (edx & amx) != amx) return false;

@@ -214,6 +214,41 @@ TEST_CASE("queries with a channel much larger than the others") {
     }
 }
 
+TEST_CASE("fp8 at both ends of its range, and rows that reach from one to the other") {
+    started_executor one(1);
+    for (const uint32_t id : {uint32_t{KV_FORMAT_FP8_E4M3}, uint32_t{KV_FORMAT_FP8_E5M2},
+                              uint32_t{KV_FORMAT_FP8_TOKEN}}) {
+        CAPTURE(id);
+        // Of e4m3 numbers below 2^-6 are subnormal, of e5m2 below 2^-14; 448 and 57344 are the
+        // last.
+        for (const float size : {0x1p-16f, 0x1p-8f, 1.0f, 100.0f, 1e4f}) {
+            CAPTURE(size);
+            if (id == KV_FORMAT_FP8_E4M3 && size < 0x1p-10f) continue;  // nothing but zeros
+            for (const uint32_t dim : {64u, 128u, 192u, 256u}) {
+                std::mt19937 random(dim);
+                constexpr uint32_t slots = 150;
+                problem drawn(make_cache({id, id}, tile_order::native, 16, dim, dim, slots, 7), 4,
+                              1, slots, random);
+                std::normal_distribution<float> normal;
+                drawn.cache.fill(slots, [&](bool) {
+                    std::vector<float> row(dim);
+                    for (float& x : row) x = normal(random) * size;
+                    if (random() % 8 == 0) {
+                        for (float& x : row) x *= std::exp2(-8.0f * std::abs(normal(random)));
+                    }
+                    return row;
+                });
+                for (float& x : drawn.queries) x /= size;
+                drawn.layer.window = random() % 2 == 0 ? 0 : 70;
+                CAPTURE(in_words(drawn));
+                const definition expected(drawn);
+                on_every_way(
+                    drawn, [&] { CHECK(distance(expected, run(drawn, one.threads)) < tolerance); });
+            }
+        }
+    }
+}
+
 TEST_CASE("a long context of records is cut into pieces that join to the whole") {
     started_executor one(1), three(3);
     std::mt19937 random(82);
@@ -340,11 +375,14 @@ TEST_CASE("one fp8 code that is no number: its channel alone, or its slot's scor
     for (const uint32_t id : {uint32_t{KV_FORMAT_FP8_E4M3}, uint32_t{KV_FORMAT_FP8_E5M2},
                               uint32_t{KV_FORMAT_FP8_TOKEN}}) {
         CAPTURE(id);
-        for (const uint32_t channel : {0u, 1u, 2u, 3u, 37u, 71u}) {
+        constexpr uint32_t channels[] = {0, 1, 2, 3, 37, 71};
+        for (uint32_t i = 0; i < 12; ++i) {
+            const uint32_t channel = channels[i % 6], dim = i < 6 ? 72 : 128;
             CAPTURE(channel);
+            CAPTURE(dim);
             for (const bool value : {false, true}) {
                 std::mt19937 random(87);
-                constexpr uint32_t slots = 50, flawed = 33, dim = 72;
+                constexpr uint32_t slots = 50, flawed = 33;
                 problem drawn(make_cache({id, id}, tile_order::native, 16, dim, dim, slots, 6), 4,
                               1, slots, random);
                 const definition clean(drawn);
@@ -354,10 +392,11 @@ TEST_CASE("one fp8 code that is no number: its channel alone, or its slot's scor
                 on_every_target([&] {
                     const result got = run(drawn, one.threads);
                     uint32_t wrong = 0;
-                    for (std::size_t i = 0; i < got.out.size(); ++i) {
-                        const bool sees = i >= got.out.size() / 2 && (!value || i % dim == channel);
-                        wrong += sees ? !std::isnan(got.out[i])
-                                      : std::abs(double{got.out[i]} - clean.out[i]) > 1e-4;
+                    for (std::size_t at = 0; at < got.out.size(); ++at) {
+                        const bool sees =
+                            at >= got.out.size() / 2 && (!value || at % dim == channel);
+                        wrong += sees ? !std::isnan(got.out[at])
+                                      : std::abs(double{got.out[at]} - clean.out[at]) > 1e-4;
                     }
                     CHECK(wrong == 0);
                 });

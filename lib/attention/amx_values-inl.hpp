@@ -1,0 +1,499 @@
+// Weighted sums of values over whole-numbered codes (format.hpp, code_reading), multiplied by AMX:
+// see amx_codes-inl.hpp. The rows of 4 slots are interleaved byte by byte: rows of one group 64
+// bytes at a time, others 16. Include it per target.
+
+// Per-target include guard.
+#if defined(KVRT_ATTENTION_AMX_VALUES_INL_HPP) == defined(HWY_TARGET_TOGGLE)
+#ifdef KVRT_ATTENTION_AMX_VALUES_INL_HPP
+#undef KVRT_ATTENTION_AMX_VALUES_INL_HPP
+#else
+#define KVRT_ATTENTION_AMX_VALUES_INL_HPP
+#endif
+
+#include <hwy/highway.h>
+
+#include "attention/amx_codes-inl.hpp"
+
+#if HWY_TARGET == HWY_AVX3
+
+HWY_PUSH_ATTRIBUTES(HWY_TARGET_STR KVRT_AMX_ATTRIBUTES)
+namespace kvrt {
+namespace HWY_NAMESPACE {
+
+#define KVRT_INLINE_LAMBDA __attribute__((always_inline))
+
+/// Weights times the steps of a group, as whole numbers of a power of two: rows of `left`, over the
+/// run's slots in the order of pack_digits. What leasts add to each channel.
+struct amx_weights {
+    alignas(64) std::byte rows[amx_rows][run_slots];
+    alignas(16) float unit[amx_heads];  ///< NaN where a product is not finite
+    alignas(16) float offset[amx_heads];
+};
+
+inline constexpr uint32_t packed_place(uint32_t quad) { return quad % 4 * 4 + quad / 4; }
+
+/// Combines all lanes of each of four vectors: lane i of any four has those of vector i.
+template <class callable>
+HWY_INLINE __m512i lanes_together(const __m512i (&v)[4], const callable& both) {
+    const __m512i a = both(_mm512_unpacklo_epi32(v[0], v[1]), _mm512_unpackhi_epi32(v[0], v[1]));
+    const __m512i b = both(_mm512_unpacklo_epi32(v[2], v[3]), _mm512_unpackhi_epi32(v[2], v[3]));
+    const __m512i four = both(_mm512_unpacklo_epi64(a, b), _mm512_unpackhi_epi64(a, b));
+    const __m512i two = both(four, _mm512_shuffle_i64x2(four, four, 0x4e));
+    return both(two, _mm512_shuffle_i64x2(two, two, 0xb1));
+}
+
+/// Lane h of all four lanes.
+template <uint32_t h>
+HWY_INLINE __m512 one_of_four(__m512i of_heads) {
+    return _mm512_castsi512_ps(
+        _mm512_shuffle_epi32(of_heads, static_cast<_MM_PERM_ENUM>(h * 0x55)));
+}
+
+/// weights are 0 outside [first, end) wherever whole vectors of 16 slots reach.
+template <code_kind kind, uint32_t heads>
+HWY_INLINE void split_weights(const value_groups& groups, bool has_least, const float* weights,
+                              uint32_t g, uint32_t first, uint32_t end, amx_weights& out) {
+    const auto inside = [&](uint32_t v)
+                            KVRT_INLINE_LAMBDA { return v >= first / 16 && v < (end + 15) / 16; };
+    __m512 products[heads][run_tiles_of_16];
+    __m512i peaks[amx_heads], sums[amx_heads];
+    each_of<amx_heads>([&](auto h)
+                           KVRT_INLINE_LAMBDA { peaks[h] = sums[h] = _mm512_setzero_si512(); });
+    each_of<run_tiles_of_16>([&](auto v) KVRT_INLINE_LAMBDA {
+        if (!inside(v)) {
+            each_of<heads>([&](auto h)
+                               KVRT_INLINE_LAMBDA { products[h][v] = _mm512_setzero_ps(); });
+            return;
+        }
+        const __m512 step = _mm512_load_ps(groups.step[g] + 16 * v);
+        __m512 least = _mm512_setzero_ps();
+        if (has_least) {
+            least = least_of_middle<kind>(step, _mm512_load_ps(groups.least[g] + 16 * v),
+                                          _mm512_load_ps(groups.zero[g] + 16 * v));
+        }
+        each_of<heads>([&](auto h) KVRT_INLINE_LAMBDA {
+            const __m512 weight = _mm512_loadu_ps(weights + h * run_slots + 16 * v);
+            products[h][v] = _mm512_mul_ps(weight, step);
+            peaks[h] = larger_magnitude(peaks[h], products[h][v]);
+            if (has_least) {
+                sums[h] = _mm512_castps_si512(
+                    _mm512_fmadd_ps(weight, least, _mm512_castsi512_ps(sums[h])));
+            }
+        });
+    });
+    // The largest number has 22 bits. What is below 2^-105 keeps fewer.
+    const __m512i peak = lanes_together(
+        peaks, [](__m512i a, __m512i b) KVRT_INLINE_LAMBDA { return _mm512_max_epi32(a, b); });
+    const __m512i power =
+        _mm512_and_si512(_mm512_max_epi32(peak, _mm512_set1_epi32((127 - 105) << 23)),
+                         _mm512_set1_epi32(0x7f800000));
+    const __m512i factor = _mm512_sub_epi32(_mm512_set1_epi32((127 + 127 + 21) << 23), power);
+    const __m512i unit = _mm512_sub_epi32(power, _mm512_set1_epi32(21 << 23));
+    const __mmask16 infinite = _mm512_cmpge_epi32_mask(peak, _mm512_set1_epi32(0x7f800000));
+    const __m512 scaled = _mm512_mask_mov_ps(
+        _mm512_mul_ps(_mm512_castsi512_ps(unit), _mm512_set1_ps(byte_unit<kind>)), infinite,
+        _mm512_set1_ps(std::numeric_limits<float>::quiet_NaN()));
+    _mm_store_ps(out.unit, _mm512_castps512_ps128(scaled));
+    __m128 offset = _mm_setzero_ps();
+    if (has_least) {
+        offset = _mm512_castps512_ps128(
+            _mm512_castsi512_ps(lanes_together(sums, [](__m512i a, __m512i b) KVRT_INLINE_LAMBDA {
+                return _mm512_castps_si512(
+                    _mm512_add_ps(_mm512_castsi512_ps(a), _mm512_castsi512_ps(b)));
+            })));
+    }
+    _mm_store_ps(out.offset, offset);
+    each_of<heads>([&](auto h) KVRT_INLINE_LAMBDA {
+        const __m512 by = one_of_four<h>(factor);
+        __m512i numbers[run_tiles_of_16], bytes[amx_parts];
+        each_of<run_tiles_of_16>([&](auto v) KVRT_INLINE_LAMBDA {
+            numbers[v] = _mm512_cvtps_epi32(_mm512_mul_ps(products[h][v], by));
+        });
+        pack_digits(numbers, bytes);
+        each_of<amx_parts>([&](auto part) KVRT_INLINE_LAMBDA {
+            _mm512_store_si512(out.rows[h * amx_parts + part], bytes[part]);
+        });
+    });
+}
+
+/// Sixteen or fewer channels of a group, side by side in a tile.
+struct amx_channels {
+    uint32_t first, count, group;
+};
+inline constexpr uint32_t most_value_tiles = widest_row / 16 + 4;
+
+/// Whether two groups share the 16 bytes of codes that are taken at once.
+template <code_kind kind>
+bool has_short_groups(const coded_operand& values) {
+    return values.group * bits_of(kind) == 64;
+}
+
+/// Whether the kernels take an operand: third bits of values lie 16 by 16, and short groups of
+/// values are whole.
+inline bool amx_takes(const operand_layout& operand) {
+    const format_description& format = *operand.format;
+    const uint32_t bits = format.code_bits;
+    if (bits == 3) return operand.dim % 128 == 0;
+    return operand.tiled() || format.group_of(operand.dim) * bits != 64 ||
+           operand.dim % format.group_of(operand.dim) == 0;
+}
+
+/// Code bytes of 4 rows, up to 16 of each -> dword j holds byte j of the 4.
+template <bool whole>
+HWY_INLINE __m512i interleaved_rows(const std::byte* row, std::size_t row_bytes, uint32_t bytes) {
+    const __mmask16 mask = first_lanes(bytes);
+    const auto part = [&](uint32_t s) KVRT_INLINE_LAMBDA {
+        const std::byte* at = row + s * row_bytes;
+        if constexpr (whole) return _mm_loadu_si128(reinterpret_cast<const __m128i*>(at));
+        return _mm_maskz_loadu_epi8(mask, at);
+    };
+    __m512i all = _mm512_castsi128_si512(part(0));
+    all = _mm512_inserti32x4(all, part(1), 1);
+    all = _mm512_inserti32x4(all, part(2), 2);
+    all = _mm512_inserti32x4(all, part(3), 3);
+    alignas(64) static constexpr uint8_t order[64] = {
+        0,  16, 32, 48, 1,  17, 33, 49, 2,  18, 34, 50, 3,  19, 35, 51, 4,  20, 36, 52, 5,  21,
+        37, 53, 6,  22, 38, 54, 7,  23, 39, 55, 8,  24, 40, 56, 9,  25, 41, 57, 10, 26, 42, 58,
+        11, 27, 43, 59, 12, 28, 44, 60, 13, 29, 45, 61, 14, 30, 46, 62, 15, 31, 47, 63};
+    return _mm512_permutexvar_epi8(_mm512_load_si512(order), all);
+}
+
+/// The channels of tiles, in the order in which chunks of 16 code bytes fill them; returns how many
+/// there are.
+template <code_kind kind>
+inline uint32_t list_channels(const coded_operand& values, amx_channels* out) {
+    constexpr uint32_t parts = parts_of_group<kind>;
+    uint32_t count = 0;
+    for (uint32_t g = 0; g < values.groups; ++g) {
+        const uint32_t first = g * values.group, channels = values.channels(g);
+        if (has_short_groups<kind>(values)) {
+            for (uint32_t i = 0; i < channels; i += 16) out[count++] = {first + i, 16, g};
+            continue;
+        }
+        const uint32_t bytes = channels / parts;
+        for (uint32_t i = 0; i < bytes; i += 16) {
+            for (uint32_t part = 0; part < parts; ++part) {
+                out[count++] = {first + part * bytes + i, HWY_MIN(16u, bytes - i), g};
+            }
+        }
+    }
+    return count;
+}
+
+/// A tile of `right`, a line longer: what is 4 KiB behind another's lines delays loading those.
+using padded_tile = std::byte[17][amx_row_bytes];
+
+/// `bytes` code bytes of a row from `byte` on; third bits in the 16 bytes from `third` on, at place
+/// 2 * part, or one more (`upper_third`).
+struct value_chunk {
+    uint32_t byte, bytes, third;
+    bool upper_third;
+};
+
+/// A chunk of all rows of the run -> a tile of `right` for each part. Meanwhile the lines
+/// [first_line, end_line) of each 16 next rows are fetched.
+template <code_kind kind, bool whole, bool upper_third>
+HWY_INLINE void expand_chunk(const value_rows& rows, const value_rows& next_rows,
+                             const value_chunk& chunk, bool short_groups, uint32_t first_vector,
+                             uint32_t end_vector, uint32_t first_line, uint32_t end_line,
+                             padded_tile* out) {
+    constexpr uint32_t parts = parts_of_group<kind>;
+    for (uint32_t v = first_vector; v < end_vector; ++v) {
+        prefetch_lines(next_rows.tiles[v], first_line, end_line);
+        each_of<4>([&](auto q) KVRT_INLINE_LAMBDA {
+            const std::byte* row = rows.tiles[v] + 4 * q * std::size_t{rows.row_bytes};
+            const __m512i low =
+                interleaved_rows<whole>(row + chunk.byte, rows.row_bytes, chunk.bytes);
+            __m512i third = low;
+            if constexpr (bits_of(kind) == 3) {
+                third = interleaved_rows<true>(row + chunk.third, rows.row_bytes, 16);
+            }
+            __m512i tile[parts];
+            each_of<parts>([&](auto part) KVRT_INLINE_LAMBDA {
+                constexpr uint32_t bit = 2 * part + (upper_third ? 1 : 0);
+                tile[part] = signed_part<kind, part, bit>(low, third);
+            });
+            if constexpr (parts > 1) {
+                if (short_groups) {
+                    __m512i paired[parts];
+                    each_of<parts / 2>([&](auto i) KVRT_INLINE_LAMBDA {
+                        const __m512i a = tile[2 * i], b = tile[2 * i + 1];
+                        paired[i] = _mm512_shuffle_i64x2(a, b, 0x44);
+                        paired[parts / 2 + i] = _mm512_shuffle_i64x2(a, b, 0xee);
+                    });
+                    each_of<parts>([&](auto i) KVRT_INLINE_LAMBDA { tile[i] = paired[i]; });
+                }
+            }
+            each_of<parts>([&](auto i) KVRT_INLINE_LAMBDA {
+                _mm512_store_si512(out[i][packed_place(4 * v + q)], tile[i]);
+            });
+        });
+    }
+}
+
+/// Of a run's values: tiles of `right`, and what they are multiplied with.
+template <uint32_t heads>
+struct amx_values {
+    alignas(64) padded_tile right[most_value_tiles];
+    alignas(64) int32_t sums[2][4][amx_rows][16];
+    amx_weights left[most_groups];
+    amx_channels channels[most_value_tiles];
+};
+
+/// out[h][channel] += sum over slots [first, end) of weights[h][slot] * value. Tiles are taken four
+/// at a time: while products of the last four are on their way, the next are expanded. Tile
+/// registers load from memory alone, not from stores that are under way.
+template <code_kind kind, uint32_t heads>
+HWY_NOINLINE void add_grouped_values(const value_rows& rows, const value_rows& next_rows,
+                                     const coded_operand& values, const value_groups& groups,
+                                     const float* weights, uint32_t first, uint32_t end,
+                                     float* out) {
+    const uint32_t first_vector = first / 16, end_vector = (end + 15) / 16;
+    amx_values<heads> run;
+    const uint32_t count = list_channels<kind>(values, run.channels);
+    const bool has_least = values.has_least() || values.layout.tiled();
+    uint32_t split = 0;  // groups whose weights are
+    const bool short_groups = has_short_groups<kind>(values);
+    constexpr uint32_t parts = parts_of_group<kind>;
+    const uint32_t lines = ceil_divide(slot_group * rows.row_bytes, 64u);
+    uint32_t byte = 0;
+    const auto expand = [&](uint32_t tile) KVRT_INLINE_LAMBDA {
+        stay_awake();
+        const amx_channels& some = run.channels[tile];
+        value_chunk chunk{byte, some.count, 0, false};
+        if (short_groups) chunk.bytes = tile + parts <= count ? 16 : 8;
+        if (bits_of(kind) == 3) {
+            const uint32_t eighth = values.dim / 8;
+            chunk.third = values.dim / 4 + byte % eighth;
+            chunk.upper_third = byte >= eighth;
+        }
+        byte += chunk.bytes;
+        const auto run_chunk = [&](auto whole, auto upper_third) KVRT_INLINE_LAMBDA {
+            expand_chunk<kind, decltype(whole)::value, decltype(upper_third)::value>(
+                rows, next_rows, chunk, short_groups, first_vector, end_vector,
+                tile * lines / count, HWY_MIN(tile + parts, count) * lines / count,
+                run.right + tile);
+        };
+        if (bits_of(kind) == 3 && chunk.upper_third) {
+            run_chunk(std::true_type(), std::true_type());
+        } else if (chunk.bytes == 16) {
+            run_chunk(std::true_type(), std::false_type());
+        } else {
+            run_chunk(std::false_type(), std::false_type());
+        }
+    };
+    const auto expand_four = [&](uint32_t at) KVRT_INLINE_LAMBDA {
+        for (uint32_t tile = at; tile < HWY_MIN(at + 4, count); tile += parts) {
+            expand(tile);
+            // Weights take long to become known: chunks are expanded meanwhile.
+            for (; split <= run.channels[HWY_MIN(tile + parts, count) - 1].group; ++split) {
+                split_weights<kind, heads>(groups, has_least, weights, split, first, end,
+                                           run.left[split]);
+            }
+        }
+    };
+    const auto multiply_four = [&](uint32_t at) KVRT_INLINE_LAMBDA {
+        auto& sums = run.sums[at / 4 % 2];
+        each_of<4>([&](auto i) KVRT_INLINE_LAMBDA {
+            if (at + i >= count) return;
+            zero_tile<i>();
+            load_tile<left_of_values>(run.left[run.channels[at + i].group].rows, amx_row_bytes);
+            load_tile<right_of_values>(run.right[at + i], amx_row_bytes);
+            multiply_bytes<i, left_of_values, right_of_values>();
+        });
+        each_of<4>([&](auto i) KVRT_INLINE_LAMBDA {
+            if (at + i < count) store_tile<i>(sums[i], amx_row_bytes);
+        });
+    };
+    const auto join_four = [&](uint32_t at) KVRT_INLINE_LAMBDA {
+        for (uint32_t i = 0; i < HWY_MIN(4u, count - at); ++i) {
+            const amx_channels& some = run.channels[at + i];
+            const amx_weights& left = run.left[some.group];
+            const __mmask16 lanes = first_lanes(some.count);
+            each_of<heads>([&](auto h) KVRT_INLINE_LAMBDA {
+                const __m512 sum = joined_rows(run.sums[at / 4 % 2][i] + h * amx_parts);
+                add_masked(out + h * values.dim + some.first, lanes,
+                           _mm512_fmadd_ps(sum, _mm512_set1_ps(left.unit[h]),
+                                           _mm512_set1_ps(left.offset[h])));
+            });
+        }
+    };
+    expand_four(0);
+    for (uint32_t at = 0; at < count; at += 4) {
+        if (at + 4 < count) expand_four(at + 4);
+        multiply_four(at);
+        if (at != 0) join_four(at - 4);
+    }
+    join_four((count - 1) / 4 * 4);
+}
+
+/// Whether rows are one group, taken 64 bytes of codes at a time.
+template <code_kind kind>
+bool has_wide_rows(const coded_operand& values) {
+    return bits_of(kind) != 3 && values.groups == 1 && values.code_bytes % 64 == 0;
+}
+
+/// What a run of such rows is multiplied from and with. Interleaving 64 bytes of rows within lanes
+/// leaves channels apart: of four tiles of a part, columns 4 L ... 4 L + 3 of tile i are channels
+/// 16 L + 4 i ... 16 L + 4 i + 3.
+template <uint32_t heads>
+struct wide_values {
+    alignas(64) padded_tile right[widest_row / 16];
+    alignas(64) int32_t sums[2][4][amx_rows][16];
+    amx_weights left;
+};
+
+/// 64 bytes of 16 rows -> rows of four tiles for each part. As many are fetched from `next` on.
+template <code_kind kind>
+HWY_INLINE void expand_wide(const std::byte* row, std::size_t row_bytes, uint32_t v,
+                            const std::byte* next, padded_tile* out) {
+    each_of<4>([&](auto q) KVRT_INLINE_LAMBDA {
+        // Few lines at a time: what else misses waits for them.
+        prefetch_lines(next, 4 * q, 4 * q + 4);
+        const auto load = [&](uint32_t s) KVRT_INLINE_LAMBDA {
+            return _mm512_loadu_si512(row + (4 * q + s) * row_bytes);
+        };
+        const __m512i a = load(0), b = load(1), c = load(2), d = load(3);
+        const __m512i low_ab = _mm512_unpacklo_epi8(a, b), high_ab = _mm512_unpackhi_epi8(a, b);
+        const __m512i low_cd = _mm512_unpacklo_epi8(c, d), high_cd = _mm512_unpackhi_epi8(c, d);
+        const __m512i mixed[4] = {
+            _mm512_unpacklo_epi16(low_ab, low_cd), _mm512_unpackhi_epi16(low_ab, low_cd),
+            _mm512_unpacklo_epi16(high_ab, high_cd), _mm512_unpackhi_epi16(high_ab, high_cd)};
+        each_of<parts_of_group<kind>>([&](auto part) KVRT_INLINE_LAMBDA {
+            each_of<4>([&](auto i) KVRT_INLINE_LAMBDA {
+                _mm512_store_si512(out[4 * part + i][packed_place(4 * v + q)],
+                                   signed_part<kind, part>(mixed[i], mixed[i]));
+            });
+        });
+    });
+}
+
+/// Sums of four such tiles, times their unit, go to 64 channels.
+HWY_INLINE void add_wide_sums(const __m512 (&sum)[4], __m512 unit, __m512 offset, float* out) {
+    const __m512 low = _mm512_shuffle_f32x4(sum[0], sum[1], 0x44);
+    const __m512 high = _mm512_shuffle_f32x4(sum[0], sum[1], 0xee);
+    const __m512 low_after = _mm512_shuffle_f32x4(sum[2], sum[3], 0x44);
+    const __m512 high_after = _mm512_shuffle_f32x4(sum[2], sum[3], 0xee);
+    const auto add = [&](uint32_t channel, __m512 more) KVRT_INLINE_LAMBDA {
+        const __m512 total = _mm512_add_ps(_mm512_loadu_ps(out + channel), offset);
+        _mm512_storeu_ps(out + channel, _mm512_fmadd_ps(more, unit, total));
+    };
+    add(0, _mm512_shuffle_f32x4(low, low_after, 0x88));
+    add(16, _mm512_shuffle_f32x4(low, low_after, 0xdd));
+    add(32, _mm512_shuffle_f32x4(high, high_after, 0x88));
+    add(48, _mm512_shuffle_f32x4(high, high_after, 0xdd));
+}
+
+/// add_grouped_values for such rows.
+template <code_kind kind, uint32_t heads>
+HWY_NOINLINE void add_wide_values(const value_rows& rows, const value_rows& next_rows,
+                                  const coded_operand& values, const value_groups& groups,
+                                  const float* weights, uint32_t first, uint32_t end, float* out) {
+    constexpr uint32_t parts = parts_of_group<kind>;
+    const uint32_t first_vector = first / 16, end_vector = (end + 15) / 16;
+    const uint32_t blocks = values.code_bytes / 64, fours = blocks * parts;
+    const uint32_t lines = ceil_divide(slot_group * rows.row_bytes, 64u);
+    const bool has_least = values.has_least() || values.layout.tiled();
+    wide_values<heads> run;
+    // Weights take long to become known: rows are expanded meanwhile.
+    const uint32_t steps = blocks * (end_vector - first_vector), middle = (steps - 1) / 2;
+    uint32_t step = 0;
+    for (uint32_t b = 0; b < blocks; ++b) {
+        for (uint32_t v = first_vector; v < end_vector; ++v, ++step) {
+            stay_awake();
+            expand_wide<kind>(rows.tiles[v] + 64 * b, rows.row_bytes, v,
+                              next_rows.tiles[v] + slot_group * 64 * b, run.right + 4 * parts * b);
+            if (step == middle) {
+                split_weights<kind, heads>(groups, has_least, weights, 0, first, end, run.left);
+            }
+        }
+    }
+    const auto multiply_four = [&](uint32_t four) KVRT_INLINE_LAMBDA {
+        each_of<4>([&](auto i) KVRT_INLINE_LAMBDA {
+            zero_tile<i>();
+            load_tile<right_of_values>(run.right[4 * four + i], amx_row_bytes);
+            multiply_bytes<i, left_of_values, right_of_values>();
+        });
+        each_of<4>([&](auto i)
+                       KVRT_INLINE_LAMBDA { store_tile<i>(run.sums[four % 2][i], amx_row_bytes); });
+    };
+    const auto join_four = [&](uint32_t four) KVRT_INLINE_LAMBDA {
+        const uint32_t part = four % parts, b = four / parts;
+        const uint32_t channel = part * values.dim / parts + 64 * b;
+        each_of<heads>([&](auto h) KVRT_INLINE_LAMBDA {
+            __m512 sum[4];
+            each_of<4>([&](auto i) KVRT_INLINE_LAMBDA {
+                sum[i] = joined_rows(run.sums[four % 2][i] + h * amx_parts);
+            });
+            add_wide_sums(sum, _mm512_set1_ps(run.left.unit[h]), _mm512_set1_ps(run.left.offset[h]),
+                          out + h * values.dim + channel);
+        });
+    };
+    load_tile<left_of_values>(run.left.rows, amx_row_bytes);
+    for (uint32_t four = 0; four < fours; ++four) {
+        multiply_four(four);
+        if (four != 0) join_four(four - 1);
+    }
+    join_four(fours - 1);
+    for (uint32_t v = first_vector; v < end_vector; ++v) {
+        prefetch_lines(next_rows.tiles[v], slot_group * blocks, lines);
+    }
+}
+
+/// Not inlined: the caller's metadata and the tiles on one stack frame are slower, for where they
+/// come to lie.
+template <code_kind kind, uint32_t heads>
+HWY_NOINLINE void add_amx_values(const value_rows& rows, const value_rows& next_rows,
+                                 const coded_operand& values, const value_groups& groups,
+                                 const float* weights, uint32_t first, uint32_t end, float* out) {
+    if (has_wide_rows<kind>(values)) {
+        add_wide_values<kind, heads>(rows, next_rows, values, groups, weights, first, end, out);
+    } else {
+        add_grouped_values<kind, heads>(rows, next_rows, values, groups, weights, first, end, out);
+    }
+}
+
+/// The same of records, whose metadata lie behind their codes.
+template <code_kind kind, uint32_t heads>
+HWY_NOINLINE void add_amx_record_values(const std::byte* const* tiles,
+                                        const std::byte* const* next_tiles,
+                                        const coded_operand& values, const float* weights,
+                                        uint32_t first, uint32_t end, float* out) {
+    const value_rows rows{tiles, values.layout.row_bytes()};
+    const value_rows next_rows{next_tiles, values.layout.row_bytes()};
+    value_groups groups;
+    read_value_groups(values, rows, first, end, groups);
+    add_amx_values<kind, heads>(rows, next_rows, values, groups, weights, first, end, out);
+}
+
+/// The same of tiles (tiles-inl.hpp), whose metadata are folded into queries and weights.
+struct amx_products {
+    template <code_kind kind, uint32_t heads>
+    static void score(const std::byte* const* tiles, const std::byte* const* next_tiles,
+                      uint32_t tile_count, const coded_operand& keys, const float* queries,
+                      uint32_t stride, float* scores) {
+        constexpr uint32_t query_bytes = amx_query_shape::bytes_of(widest_row);
+        alignas(64) std::byte coded[amx_heads][query_bytes];
+        for (uint32_t h = 0; h < heads; ++h) {
+            encode_amx_query(queries + h * stride, keys, query_bytes, coded[h]);
+        }
+        score_amx_codes<kind, heads>(tiles, next_tiles, tile_count, keys, coded[0], query_bytes,
+                                     scores);
+    }
+    template <code_kind kind, uint32_t heads>
+    static void add_values(const value_rows& rows, const value_rows& next_rows,
+                           const coded_operand& values, const value_groups& groups,
+                           const float* weights, uint32_t first, uint32_t end, float* out) {
+        add_amx_values<kind, heads>(rows, next_rows, values, groups, weights, first, end, out);
+    }
+};
+
+#undef KVRT_INLINE_LAMBDA
+
+}  // namespace HWY_NAMESPACE
+}  // namespace kvrt
+HWY_POP_ATTRIBUTES
+
+#endif  // HWY_AVX3
+
+#endif  // per-target include guard
