@@ -776,8 +776,9 @@ typedef struct kv_policy {
                                forgotten: rounds every multiple of `window` see exactly those */
     uint32_t pool_width;    /* odd, at most 127: scores become the mean of so many neighbours;
                                0: the scorer's (SNAPKV, VASE_ATTENTION 5, RKV 7, maximum), else 1 */
-    uint32_t observe_every; /* attention of one-token steps is observed in every so-manieth alone:
-                               it costs a twentieth of the attention's time; 0: 1 */
+    uint32_t observe_every; /* attention of one-token steps is observed in every so-manieth alone,
+                               since that takes up to a twelfth of the attention's time; 0: 4 for
+                               H2O (whose authors observe all) and BLEND, 1 for the others */
     float decay;            /* H2O, BLEND: what a query counts after each one behind it; 0: 1 for
                                H2O, 0.998 for BLEND */
     float prior_share;      /* BLEND: share of what is expected; the rest is of what was; 0: 0.5 */

@@ -1,5 +1,7 @@
 #include "base/host_memory.hpp"
 
+#include <sys/mman.h>
+
 #include <cstdlib>
 
 #if defined(KVRT_HAS_MIMALLOC)
@@ -9,6 +11,22 @@
 namespace kvrt {
 
 namespace {
+
+/// Below this, large pages are not worth asking for.
+constexpr std::size_t least_advised = std::size_t{4} << 20;
+
+/// Tables of pages for memory that is streamed through cost as much as the memory's own lines.
+void advise_large_pages(void* memory, std::size_t bytes) {
+#if defined(MADV_HUGEPAGE)
+    constexpr std::size_t page = 4096;
+    const uintptr_t begin = round_up<uintptr_t>(reinterpret_cast<uintptr_t>(memory), page);
+    const uintptr_t end = (reinterpret_cast<uintptr_t>(memory) + bytes) / page * page;
+    if (begin < end) (void)madvise(reinterpret_cast<void*>(begin), end - begin, MADV_HUGEPAGE);
+#else
+    (void)memory;
+    (void)bytes;
+#endif
+}
 
 void* own_allocate(std::size_t bytes, std::size_t alignment, memory_contents contents) {
 #if defined(KVRT_HAS_MIMALLOC)
@@ -41,6 +59,8 @@ void* allocate(host_allocator& allocator, std::size_t bytes, std::size_t alignme
         }
     } else {
         memory = own_allocate(bytes, alignment, contents);
+        const bool large = contents == memory_contents::scratch && bytes >= least_advised;
+        if (memory != nullptr && large) advise_large_pages(memory, bytes);
     }
     if (memory != nullptr) {
         ++allocator.allocations;

@@ -22,8 +22,9 @@ struct host_allocator {
     uint64_t live_bytes = 0;
 };
 
-/// Large arrays that are written before they are read need not be touched at creation.
-enum class memory_contents { zeroed, undefined };
+/// Large arrays that are written before they are read need not be touched at creation. `scratch` is
+/// undefined too, and used from end to end: the system is asked for large pages.
+enum class memory_contents { zeroed, undefined, scratch };
 
 /// Memory, or nullptr. The library's own allocator does not touch fresh pages to zero them.
 void* allocate(host_allocator& allocator, std::size_t bytes, std::size_t alignment,

@@ -27,7 +27,11 @@ constexpr scorer_description all_scorers[] = {
     plain(KV_SCORER_STREAMING, "STREAMING"),
     plain(KV_SCORER_KEY_NORM, "KEY_NORM"),
     plain(KV_SCORER_RANDOM, "RANDOM"),
-    observing(KV_SCORER_H2O, "H2O", observed_kind::mass),
+    {.id = KV_SCORER_H2O,
+     .name = "H2O",
+     .observes = observed_kind::mass,
+     .observe_every = 4,
+     .can_sample = true},
     observing(KV_SCORER_SCISSORHANDS, "SCISSORHANDS", observed_kind::counts, 400),
     {.id = KV_SCORER_TOVA,
      .name = "TOVA",
@@ -60,6 +64,7 @@ constexpr scorer_description all_scorers[] = {
      .name = "BLEND",
      .observes = observed_kind::mass,
      .decay = 0.998f,
+     .observe_every = 4,
      .query_statistics = true},
 };
 
@@ -78,7 +83,7 @@ observation_rules rules_of(const kv_policy& policy) {
     rules.kind = scorer.observes;
     if (rules.kind == observed_kind::nothing || rules.kind == observed_kind::given) return rules;
     if (scorer.window != 0) rules.window = policy.window != 0 ? policy.window : scorer.window;
-    rules.every = std::max(policy.observe_every, 1u);
+    rules.every = policy.observe_every != 0 ? policy.observe_every : scorer.observe_every;
     if (rules.kind == observed_kind::mass) {
         rules.decay = policy.decay != 0.0f ? policy.decay : scorer.decay;
     }

@@ -24,6 +24,7 @@ struct scorer_description {
     observed_kind observes = observed_kind::nothing;
     uint32_t window = 0;
     float decay = 1.0f;
+    uint32_t observe_every = 1;
     uint32_t pool_width = 1;
     bool pools_maximum = false;
     bool query_statistics = false;   ///< scores come from the means of queries
@@ -39,7 +40,7 @@ const scorer_description* find_scorer(uint32_t id);
 struct observation_rules {
     observed_kind kind = observed_kind::nothing;
     uint32_t window = 0;
-    uint32_t every = 1;
+    uint32_t every = 1;  ///< of steps of one token
     float decay = 1.0f;
 
     bool operator==(const observation_rules&) const = default;

@@ -56,7 +56,7 @@ status create_step_context(cache& store, retention_context& retention, step_cont
     // Room for several sequences at once, so that a batch of short ones runs in few waves.
     constexpr uint64_t comfortable = uint64_t{16} << 20;
     KVRT_TRY(context.workspace.allocate(allocator, std::max(workspace, comfortable),
-                                        "attention workspace", memory_contents::undefined));
+                                        "attention workspace", memory_contents::scratch));
     for (step_storage& storage : context.storage) {
         const uint64_t items = store.limits.max_step_sequences;
         KVRT_TRY(storage.items.allocate(allocator, items, "step items"));
