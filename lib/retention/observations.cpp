@@ -27,7 +27,6 @@ void clear_place(observation_store& observations, uint32_t place) {
     const uint32_t lanes = static_cast<uint32_t>(observations.offset.size());
     for (uint32_t lane = 0; lane < lanes; ++lane) lane_at(observations, place, lane) = {};
     observations.places[place].skipped = 0;
-    observations.places[place].pending_skipped = 0;
 }
 
 /// The first place whose owner is gone; the number of places if there is none.
@@ -284,6 +283,11 @@ void end_compaction(observation_store& observations, const sequence& owner, uint
 uint64_t observed_queries(const observation_store& observations, const sequence& owner,
                           uint32_t lane) {
     return owner.observation_place == 0 ? 0 : lane_at(observations, index_of(owner), lane).seen();
+}
+
+uint32_t slots_behind(const observation_store& observations, const sequence& owner, uint32_t lane) {
+    const uint32_t slots = owner.lanes[lane].slots;
+    return slots - std::min(slots, lane_at(observations, index_of(owner), lane).slots);
 }
 
 void read_observations(const observation_store& observations, const sequence& owner, uint32_t lane,

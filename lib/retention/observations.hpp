@@ -35,7 +35,6 @@ struct observation_place {
     kv_seq owner = 0;  ///< 0: nobody ever
     observation_rules rules;
     uint32_t skipped = 0;  ///< one-token steps since the last observed one
-    uint32_t pending_skipped = 0;
 };
 
 struct observation_store {
@@ -93,6 +92,9 @@ void end_compaction(observation_store& observations, const sequence& owner, uint
 /// How many queries stand behind a lane's sums; given scores count as one. 0: nothing was seen.
 uint64_t observed_queries(const observation_store& observations, const sequence& owner,
                           uint32_t lane);
+
+/// Slots at a lane's end that came after its sums, or its given scores.
+uint32_t slots_behind(const observation_store& observations, const sequence& owner, uint32_t lane);
 
 /// scores[slot] for [0, slots): the sums of a lane's KV head; of given scores +infinity where there
 /// is none.
