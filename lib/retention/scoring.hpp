@@ -54,7 +54,4 @@ void score_by_lagkv(const round_plan& plan, const layer_geometry& layer);
 void score_by_sketch(const round_plan& plan, const layer_geometry& layer);
 void score_by_expectation(const round_plan& plan, const layer_geometry& layer);
 
-/// What a policy does to scores, whoever made them: draws, reserves, quotas.
-void adjust_scores(const round_plan& plan, const layer_geometry& layer);
-
 }  // namespace kvrt
