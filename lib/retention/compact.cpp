@@ -342,20 +342,20 @@ status run(round_plan& plan, compaction_report& report) {
 }
 
 /// Tokens that came after the host's scores have none, and stay.
-uint32_t newest_without_scores(const round_plan& plan) {
+uint64_t newest_without_scores(const round_plan& plan) {
     const observation_place* place = place_of(plan.context.observations, plan.owner);
     if (plan.policy.scorer != KV_SCORER_HOST || place == nullptr ||
         place->rules.kind != observed_kind::given) {
         return 0;
     }
-    uint32_t newest = 0;
+    uint64_t newest = 0;
     for (uint32_t lane = 0; lane < plan.store.model.lanes.size(); ++lane) {
         const lane_geometry& geometry = plan.store.model.lanes[lane];
         if (!geometry.evictable || geometry.layer < plan.policy.skip_layers ||
             observed_queries(plan.context.observations, plan.owner, lane) == 0) {
             continue;
         }
-        newest = std::max(newest, slots_behind(plan.context.observations, plan.owner, lane));
+        newest = std::max(newest, positions_behind(plan.context.observations, plan.owner, lane));
     }
     return newest;
 }
@@ -370,7 +370,7 @@ round_plan plan_of(cache& store, retention_context& context, sequence& owner,
                    const kv_policy& policy) {
     round_plan plan{store, context, owner, policy};
     plan.selection = resolved_selection(policy);
-    plan.recent = std::max(policy.recent, newest_without_scores(plan));
+    plan.recent = std::max<uint64_t>(policy.recent, newest_without_scores(plan));
     return plan;
 }
 

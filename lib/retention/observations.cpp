@@ -241,6 +241,7 @@ void truncate_observations(const cache& store, observation_store& observations,
         observed_lane& state = lane_at(observations, index_of(owner), lane);
         state.slots = std::min(state.slots, owner.lanes[lane].slots);
         state.previous_slots = std::min(state.previous_slots, owner.lanes[lane].slots);
+        state.given_end = std::min(state.given_end, owner.next_position);
     }
 }
 
@@ -285,9 +286,9 @@ uint64_t observed_queries(const observation_store& observations, const sequence&
     return owner.observation_place == 0 ? 0 : lane_at(observations, index_of(owner), lane).seen();
 }
 
-uint32_t slots_behind(const observation_store& observations, const sequence& owner, uint32_t lane) {
-    const uint32_t slots = owner.lanes[lane].slots;
-    return slots - std::min(slots, lane_at(observations, index_of(owner), lane).slots);
+uint64_t positions_behind(const observation_store& observations, const sequence& owner,
+                          uint32_t lane) {
+    return owner.next_position - lane_at(observations, index_of(owner), lane).given_end;
 }
 
 void read_observations(const observation_store& observations, const sequence& owner, uint32_t lane,
@@ -326,6 +327,7 @@ void end_giving(observation_store& observations, const sequence& owner, uint32_t
     observed_lane& state = lane_at(observations, index_of(owner), lane);
     state.slots = owner.lanes[lane].slots;
     state.queries = 1;
+    state.given_end = owner.next_position;
 }
 
 }  // namespace kvrt

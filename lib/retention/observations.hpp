@@ -26,6 +26,7 @@ struct observed_lane {
     uint32_t queries = 0;  ///< of so many queries
     uint32_t previous_slots = 0, previous_queries = 0;
     uint32_t pending_slots = 0, pending_queries = 0;
+    uint64_t given_end = 0;  ///< the next position when the host last gave scores
 
     uint8_t third() const { return static_cast<uint8_t>(3 - present - previous); }
     uint64_t seen() const { return uint64_t{queries} + previous_queries; }
@@ -93,8 +94,9 @@ void end_compaction(observation_store& observations, const sequence& owner, uint
 uint64_t observed_queries(const observation_store& observations, const sequence& owner,
                           uint32_t lane);
 
-/// Slots at a lane's end that came after its sums, or its given scores.
-uint32_t slots_behind(const observation_store& observations, const sequence& owner, uint32_t lane);
+/// Positions since the host's last scores for a lane.
+uint64_t positions_behind(const observation_store& observations, const sequence& owner,
+                          uint32_t lane);
 
 /// scores[slot] for [0, slots): the sums of a lane's KV head; of given scores +infinity where there
 /// is none.

@@ -13,7 +13,7 @@ struct round_plan {
     sequence& owner;
     const kv_policy& policy;
     uint32_t selection = KV_SELECT_PER_LAYER_PER_HEAD;  ///< resolved
-    uint32_t recent = 0;  ///< resolved: the newest so many positions stay
+    uint64_t recent = 0;  ///< resolved: the newest so many positions stay
 
     bool chosen(uint32_t lane) const { return context.chosen_lanes[lane] != 0; }
     uint32_t keep(uint32_t lane) const { return context.keep[lane]; }
