@@ -4,6 +4,7 @@
 #pragma once
 
 #include <complex>
+#include <functional>
 #include <limits>
 
 #include "engine.hpp"
@@ -50,6 +51,10 @@ class tracker {
 
     /// A step of so many rows, of which the first `accepted` stay.
     void step(uint32_t rows, uint32_t accepted, uint32_t attend_flags = 0) {
+        step(rows, accepted, attend_flags, attend_flags == 0);
+    }
+    /// The same, where a policy says whether it is observed.
+    void step(uint32_t rows, uint32_t accepted, uint32_t attend_flags, bool observed) {
         kv_step* step = host_->begin({{sequence, stream, rows}});
         for (uint32_t layer = 0; layer < layers.size(); ++layer) {
             if (shape(layer).shared_layer < 0) host_->write(step, layer);
@@ -57,7 +62,7 @@ class tracker {
         }
         require_ok(kv_step_accept(step, sequence, accepted));
         require_ok(kv_step_end(step, nullptr));
-        note(rows, accepted, attend_flags == 0);
+        note(rows, accepted, observed);
     }
     void step(uint32_t rows) { step(rows, rows); }
 
@@ -67,7 +72,7 @@ class tracker {
         streams_.resize(first + rows, stream);
         for (uint32_t layer = 0; layer < layers.size(); ++layer) {
             const uint32_t owner = owner_of(layer);
-            for (uint32_t r = 0; observed && r < rows; ++r) observe(layer, owner, first, r);
+            for (uint32_t r = 0; observed && r < rows; ++r) observe(layer, owner, first, r, rows);
         }
         streams_.resize(first + accepted);
         for (uint32_t layer = 0; layer < layers.size(); ++layer) {
@@ -142,8 +147,8 @@ class tracker {
         }
     }
 
-    /// Row r of a step whose first position is `first`, over the cache of layer `owner`.
-    void observe(uint32_t layer, uint32_t owner, uint32_t first, uint32_t r) {
+    /// Row r of a step of `rows` from position `first` on, over the cache of layer `owner`.
+    void observe(uint32_t layer, uint32_t owner, uint32_t first, uint32_t r, uint32_t rows) {
         const layer_shape& s = shape(layer);
         const uint32_t group = s.query_heads / s.kv_heads, position = first + r;
         std::vector<double> all_queries;
@@ -177,7 +182,17 @@ class tracker {
                         close || weight >= mean ? 1.0 : 0.0;
                 }
             }
-            head.rows.push_back(std::move(found));
+            if (layer == owner) {
+                head.rows.push_back(std::move(found));
+                continue;
+            }
+            // Another layer's query of the same row: the owner came first.
+            observed_row& row_of_owner = head.rows[head.rows.size() - rows + r];
+            for (std::size_t p = 0; p <= position; ++p) {
+                row_of_owner.weight[p] += found.weight[p];
+                row_of_owner.count[p] += found.count[p];
+                row_of_owner.maybe_counts[p] += found.maybe_counts[p];
+            }
         }
         layers[layer].queries.push_back(std::move(all_queries));
         layers[layer].query_positions.push_back(position);
