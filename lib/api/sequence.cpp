@@ -52,6 +52,8 @@ status release(kv_pool& pool, kv_seq handle) {
         return pool.store.sequences.fail_stale(handle);
     }
     if (target->in_step) {
+        // Its place may be another's before the step ends.
+        KVRT_TRY(prepare_observations(pool.store, pool.retention.observations, *target, nullptr));
         target->release_at_step_end = true;
     } else {
         release_sequence(pool.store, *target);

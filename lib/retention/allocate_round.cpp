@@ -12,17 +12,6 @@ bool prompt_on_top(const round_plan& plan) {
     return (plan.policy.flags & KV_POLICY_PROMPT_ON_TOP) != 0;
 }
 
-/// What a lane keeps of a budget: its heads hold different tokens, and all keep the same number.
-uint32_t kept_of(const round_plan& plan, uint32_t lane, uint32_t budget) {
-    uint32_t keep = 0;
-    for (uint32_t head = 0; head < plan.store.model.lanes[lane].kv_heads; ++head) {
-        keep =
-            std::max(keep, retained_after_round(plan.owner.lanes[lane].slots, budget,
-                                                prompt_on_top(plan), guards_of(plan, lane, head)));
-    }
-    return keep;
-}
-
 /// Every lane keeps what the one does whose guards hold most.
 void allocate_uniformly(const round_plan& plan) {
     uint32_t keep = 0;
@@ -65,7 +54,8 @@ void allocate_adaptively(const round_plan& plan, const layer_geometry& layer) {
     for (uint32_t kv_head = 0; kv_head < layer.kv_heads; ++kv_head) {
         const head_place place = layer.place_of(kv_head);
         const guarded_slots guarded = guards_of(plan, place.lane, place.head);
-        const uint32_t kept = kept_of(plan, place.lane, plan.policy.budget);
+        // Heads that earlier rounds have left with less still bring in their whole budget.
+        const uint32_t kept = budget_of(plan, place.lane, plan.policy.budget);
         head_share& share = shares[kv_head];
         share = {};
         share.scores = lane_scores(plan, place.lane, place.head);
@@ -86,20 +76,46 @@ void allocate_adaptively(const round_plan& plan, const layer_geometry& layer) {
 /// What reaches the threshold, within the budget; heads that share a lane keep what the one with
 /// the most does.
 void allocate_by_threshold(const round_plan& plan, const layer_geometry& layer) {
+    const auto wanted_by = [&](uint32_t lane, uint32_t head) {
+        const guarded_slots guarded = guards_of(plan, lane, head);
+        return guarded.protected_slots + count_at_least(lane_scores(plan, lane, head),
+                                                        guarded.candidates, plan.policy.threshold);
+    };
     for (uint32_t lane = layer.first_lane; lane < layer.end_lane(); ++lane) {
         if (!plan.chosen(lane)) continue;
         uint32_t wanted = 0;
-        for (uint32_t head = 0; head < plan.store.model.lanes[lane].kv_heads; ++head) {
-            const guarded_slots guarded = guards_of(plan, lane, head);
-            const uint32_t reached = count_at_least(lane_scores(plan, lane, head),
-                                                    guarded.candidates, plan.policy.threshold);
-            wanted = std::max(wanted, guarded.protected_slots + reached);
+        if (plan.selection == KV_SELECT_PER_LAYER) {  // the scores of all are the first head's
+            wanted = wanted_by(layer.first_lane, 0);
+        } else {
+            for (uint32_t head = 0; head < plan.store.model.lanes[lane].kv_heads; ++head) {
+                wanted = std::max(wanted, wanted_by(lane, head));
+            }
         }
         plan.context.keep[lane] = std::min(wanted, kept_of(plan, lane, plan.policy.budget));
     }
 }
 
 }  // namespace
+
+uint32_t budget_of(const round_plan& plan, uint32_t lane, uint32_t budget) {
+    constexpr uint32_t endless = 0xffffffffu;
+    uint32_t keep = 0;
+    for (uint32_t head = 0; head < plan.store.model.lanes[lane].kv_heads; ++head) {
+        keep = std::max(keep, retained_after_round(endless, budget, prompt_on_top(plan),
+                                                   guards_of(plan, lane, head)));
+    }
+    return keep;
+}
+
+uint32_t kept_of(const round_plan& plan, uint32_t lane, uint32_t budget) {
+    return std::min(plan.owner.lanes[lane].slots, budget_of(plan, lane, budget));
+}
+
+uint32_t places_of(const round_plan& plan, uint32_t lane, uint32_t kv_head) {
+    const uint32_t keep =
+        allocates_by_scores(plan) ? kept_of(plan, lane, plan.policy.budget) : plan.keep(lane);
+    return keep - std::min(keep, guards_of(plan, lane, kv_head).protected_slots);
+}
 
 bool allocates_by_scores(const round_plan& plan) {
     return plan.policy.allocator == KV_ALLOCATE_ADAPTIVE ||

@@ -28,6 +28,7 @@ status create_scratch(cache& store, uint32_t kv_heads, retention_context& contex
     scratch.unit_sums_stride = uint64_t{ceil_divide(slots, slots_per_part)} * key_dim;
     scratch.lag_stride = round_up<uint64_t>(lag_scratch_bytes({.lag = lag_slots}), 64);
     KVRT_TRY(scratch.measures.allocate(allocator, kv_heads * context.slot_stride, what, undefined));
+    KVRT_TRY(scratch.ranges.allocate(allocator, kv_heads * context.slot_stride, what, undefined));
     KVRT_TRY(scratch.unit_sums.allocate(allocator, kv_heads * scratch.unit_sums_stride, what,
                                         undefined));
     KVRT_TRY(scratch.sketch.allocate(allocator, sketch_count(widest), what, undefined));
@@ -183,10 +184,6 @@ status check_room(const round_plan& plan) {
                 plan.store.blocks.free_bytes(false));
 }
 
-float* totals_of(const round_plan& plan, uint32_t set) {
-    return plan.context.totals.data() + set * plan.context.slot_stride;
-}
-
 /// What a KV head is about to lose of the attention that was observed.
 double lost_attention(const round_plan& plan, uint32_t lane, uint32_t head) {
     const observation_place* place = place_of(plan.context.observations, plan.owner);
@@ -234,6 +231,7 @@ void select_by_layer(const round_plan& plan, compaction_report& report) {
     for (const layer_geometry& layer : plan.store.model.layers) {
         if (!plan.any_chosen(layer)) continue;
         score_layer(plan, layer);
+        adjust_scores(plan, layer);
         if (allocates_by_scores(plan)) allocate_layer(plan, layer);
         const auto select = [&](uint32_t lane, uint32_t head) {
             select_top(lane_scores(plan, lane, head), guards_of(plan, lane, head).candidates,
@@ -283,13 +281,16 @@ void select_in_common(const round_plan& plan, compaction_report& report) {
     for_each_set([&](uint32_t set, const head_place& place) {
         fill_scores(guards_of(plan, place.lane, place.head).candidates,
                     by_head ? 0.0f : -std::numeric_limits<float>::infinity(), totals_of(plan, set));
+        begin_ranges(plan, place);
     });
     for (const layer_geometry& layer : model.layers) {
         if (!plan.any_chosen(layer)) continue;
         score_layer(plan, layer);
         join_scores(plan, layer);
+        note_ranges(plan, layer);
     }
     for_each_set([&](uint32_t set, const head_place& place) {
+        adjust_totals(plan, place);
         select_top(totals_of(plan, set), guards_of(plan, place.lane, place.head).candidates,
                    plan.owner.lanes[place.lane].slots, plan.keep(place.lane),
                    survivors_of(plan, place.lane, place.head));
@@ -360,7 +361,7 @@ status run(round_plan& plan, compaction_report& report) {
     } else {
         select_by_layer(plan, report);
     }
-    if (report.layers == 0) {  // no score was below what the policy asks for
+    if (report.layers == 0) {  // all that there is reaches the threshold
         plan.owner.tokens_since_round = 0;
         return KV_OK;
     }
@@ -373,7 +374,38 @@ status run(round_plan& plan, compaction_report& report) {
     return KV_OK;
 }
 
+/// Tokens that came after the host's scores have none, and stay.
+uint64_t newest_without_scores(const round_plan& plan) {
+    const observation_place* place = place_of(plan.context.observations, plan.owner);
+    if (plan.policy.scorer != KV_SCORER_HOST || place == nullptr ||
+        place->rules.kind != observed_kind::given) {
+        return 0;
+    }
+    uint64_t newest = 0;
+    for (uint32_t lane = 0; lane < plan.store.model.lanes.size(); ++lane) {
+        const lane_geometry& geometry = plan.store.model.lanes[lane];
+        if (!geometry.evictable || geometry.layer < plan.policy.skip_layers ||
+            observed_queries(plan.context.observations, plan.owner, lane) == 0) {
+            continue;
+        }
+        newest = std::max(newest, positions_behind(plan.context.observations, plan.owner, lane));
+    }
+    return newest;
+}
+
 }  // namespace
+
+float* totals_of(const round_plan& plan, uint32_t set) {
+    return plan.context.totals.data() + set * plan.context.slot_stride;
+}
+
+round_plan plan_of(cache& store, retention_context& context, sequence& owner,
+                   const kv_policy& policy) {
+    round_plan plan{store, context, owner, policy};
+    plan.selection = resolved_selection(policy);
+    plan.recent = std::max<uint64_t>(policy.recent, newest_without_scores(plan));
+    return plan;
+}
 
 status run_round(round_plan& plan, compaction_report& report) {
     count_tokens(plan, report.tokens_before, report.tables_before);
@@ -391,8 +423,7 @@ status run_round(round_plan& plan, compaction_report& report) {
 
 status compact_sequence(cache& store, retention_context& context, sequence& owner,
                         const kv_policy& policy, compaction_report& report) {
-    round_plan plan{store, context, owner, policy};
-    plan.selection = resolved_selection(policy);
+    round_plan plan = plan_of(store, context, owner, policy);
     if (choose_lanes(plan)) {
         owner.last_round = run_round(plan, report);
         owner.last_outcome = report.outcome;

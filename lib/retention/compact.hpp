@@ -41,6 +41,7 @@ struct retention_history {
 /// What some scorers work in.
 struct scoring_scratch {
     host_array<float> measures;       ///< [kv_heads][slot_stride]
+    host_array<float> ranges;         ///< [kv_heads][slot_stride]: of sets common to layers
     host_array<double> unit_sums;     ///< [kv_heads][unit_sums_stride]: parts of slots, by channel
     host_array<float> sketch;         ///< [channels][directions]
     host_array<std::byte> lag;        ///< [kv_heads][lag_stride]
@@ -117,7 +118,7 @@ void relieve_pressure(cache& store, retention_context& context, uint64_t waterma
 status check_policy(const cache& store, const kv_policy& policy);
 
 /// Would the sequence's own policy run a round at this step end? `accepted`: tokens of the step.
-bool round_is_due(const cache& store, const sequence& owner, uint64_t accepted);
+bool round_is_due(cache& store, retention_context& context, sequence& owner, uint64_t accepted);
 
 /// Errors: AGAIN (no blocks for copies), INVALID (layers or heads that this selection treats as one
 /// retain different tokens); nothing has changed then. Outcomes other than DONE are no errors.

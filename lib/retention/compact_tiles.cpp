@@ -90,6 +90,8 @@ void bound_fresh_tiles(const round_plan& plan, uint32_t lane, uint64_t* needed) 
     for_each_rebuilt(plan, lane, first, [&](uint32_t, bool sealed, bool in_place) {
         if (!in_place) ++needed[sealed ? geometry.sealed_class_index : geometry.class_index];
     });
+    // Where scores may leave less than that, the last block is another one, and may be raw.
+    if (allocates_by_scores(plan)) ++needed[geometry.class_index];
 }
 
 void compact_tiles(const round_plan& plan, const layer_geometry& layer, compaction_report& report) {

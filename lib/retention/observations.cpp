@@ -27,7 +27,6 @@ void clear_place(observation_store& observations, uint32_t place) {
     const uint32_t lanes = static_cast<uint32_t>(observations.offset.size());
     for (uint32_t lane = 0; lane < lanes; ++lane) lane_at(observations, place, lane) = {};
     observations.places[place].skipped = 0;
-    observations.places[place].pending_skipped = 0;
 }
 
 /// The first place whose owner is gone; the number of places if there is none.
@@ -242,6 +241,7 @@ void truncate_observations(const cache& store, observation_store& observations,
         observed_lane& state = lane_at(observations, index_of(owner), lane);
         state.slots = std::min(state.slots, owner.lanes[lane].slots);
         state.previous_slots = std::min(state.previous_slots, owner.lanes[lane].slots);
+        state.given_end = std::min(state.given_end, owner.next_position);
     }
 }
 
@@ -286,6 +286,11 @@ uint64_t observed_queries(const observation_store& observations, const sequence&
     return owner.observation_place == 0 ? 0 : lane_at(observations, index_of(owner), lane).seen();
 }
 
+uint64_t positions_behind(const observation_store& observations, const sequence& owner,
+                          uint32_t lane) {
+    return owner.next_position - lane_at(observations, index_of(owner), lane).given_end;
+}
+
 void read_observations(const observation_store& observations, const sequence& owner, uint32_t lane,
                        uint32_t kv_head, uint32_t slots, float* scores) {
     const uint32_t place = index_of(owner);
@@ -322,6 +327,7 @@ void end_giving(observation_store& observations, const sequence& owner, uint32_t
     observed_lane& state = lane_at(observations, index_of(owner), lane);
     state.slots = owner.lanes[lane].slots;
     state.queries = 1;
+    state.given_end = owner.next_position;
 }
 
 }  // namespace kvrt

@@ -26,6 +26,7 @@ struct observed_lane {
     uint32_t queries = 0;  ///< of so many queries
     uint32_t previous_slots = 0, previous_queries = 0;
     uint32_t pending_slots = 0, pending_queries = 0;
+    uint64_t given_end = 0;  ///< the next position when the host last gave scores
 
     uint8_t third() const { return static_cast<uint8_t>(3 - present - previous); }
     uint64_t seen() const { return uint64_t{queries} + previous_queries; }
@@ -35,7 +36,6 @@ struct observation_place {
     kv_seq owner = 0;  ///< 0: nobody ever
     observation_rules rules;
     uint32_t skipped = 0;  ///< one-token steps since the last observed one
-    uint32_t pending_skipped = 0;
 };
 
 struct observation_store {
@@ -92,6 +92,10 @@ void end_compaction(observation_store& observations, const sequence& owner, uint
 
 /// How many queries stand behind a lane's sums; given scores count as one. 0: nothing was seen.
 uint64_t observed_queries(const observation_store& observations, const sequence& owner,
+                          uint32_t lane);
+
+/// Positions since the host's last scores for a lane.
+uint64_t positions_behind(const observation_store& observations, const sequence& owner,
                           uint32_t lane);
 
 /// scores[slot] for [0, slots): the sums of a lane's KV head; of given scores +infinity where there

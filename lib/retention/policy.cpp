@@ -2,7 +2,7 @@
 #include <bit>
 #include <cmath>
 
-#include "retention/compact.hpp"
+#include "retention/round.hpp"
 #include "retention/scorers.hpp"
 #include "retention/transform.hpp"
 
@@ -31,6 +31,12 @@ status check_allocator(const cache& store, const kv_policy& policy) {
                     "UNIFORM wants selection PER_LAYER_PER_HEAD or PER_LAYER");
     }
     if (policy.allocator == KV_ALLOCATE_THRESHOLD) {
+        const bool draws = (policy.flags & KV_POLICY_SAMPLE) != 0;
+        if (draws || find_scorer(policy.scorer)->samples_always) {
+            return fail(KV_INVALID,
+                        "policy: allocator THRESHOLD compares scores, which draws are "
+                        "not: no SAMPLE or VASE_ATTENTION");
+        }
         if (!std::isnan(policy.threshold)) return KV_OK;
         return fail(KV_INVALID, "policy: threshold is not a number");
     }
@@ -111,7 +117,29 @@ status check_policy(const cache& store, const kv_policy& policy) {
     return KV_OK;
 }
 
-bool round_is_due(const cache& store, const sequence& owner, uint64_t accepted) {
+/// Is more retained than rounds leave, and `slack`? By the mean of the lanes: allocators give them
+/// different numbers.
+static bool exceeds_slack(const round_plan& plan) {
+    const host_array<lane_geometry>& lanes = plan.store.model.lanes;
+    const auto exceeds = [&](uint64_t allowed) {
+        uint64_t retained = 0, most = 0;
+        for (uint32_t lane = 0; lane < lanes.size(); ++lane) {
+            if (!lanes[lane].evictable || lanes[lane].layer < plan.policy.skip_layers) continue;
+            retained += uint64_t{lanes[lane].kv_heads} * plan.owner.lanes[lane].slots;
+            most += lanes[lane].kv_heads * allowed;
+        }
+        return retained > most;
+    };
+    if (!exceeds(uint64_t{plan.policy.budget} + plan.policy.slack)) return false;
+    uint32_t left = 0;
+    for (uint32_t lane = 0; lane < lanes.size(); ++lane) {
+        if (!lanes[lane].evictable || lanes[lane].layer < plan.policy.skip_layers) continue;
+        left = std::max(left, budget_of(plan, lane, plan.policy.budget));
+    }
+    return exceeds(uint64_t{left} + plan.policy.slack);
+}
+
+bool round_is_due(cache& store, retention_context& context, sequence& owner, uint64_t accepted) {
     const kv_policy& policy = owner.policy;
     const bool by_count = policy.every != 0 && owner.tokens_since_round >= policy.every;
     const bool at_prompt_end = (policy.flags & KV_POLICY_AT_PROMPT_END) != 0 &&
@@ -123,9 +151,8 @@ bool round_is_due(const cache& store, const sequence& owner, uint64_t accepted) 
         const uint64_t slots = owner.lanes[lane].slots;
         const bool above = slots > policy.budget || any_number;
         if (above && (by_count || at_prompt_end)) return true;
-        if (policy.slack != 0 && slots > uint64_t{policy.budget} + policy.slack) return true;
     }
-    return false;
+    return policy.slack != 0 && exceeds_slack(plan_of(store, context, owner, policy));
 }
 
 }  // namespace kvrt

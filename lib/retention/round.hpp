@@ -13,6 +13,7 @@ struct round_plan {
     sequence& owner;
     const kv_policy& policy;
     uint32_t selection = KV_SELECT_PER_LAYER_PER_HEAD;  ///< resolved
+    uint64_t recent = 0;  ///< resolved: the newest so many positions stay
 
     bool chosen(uint32_t lane) const { return context.chosen_lanes[lane] != 0; }
     uint32_t keep(uint32_t lane) const { return context.keep[lane]; }
@@ -24,6 +25,10 @@ struct round_plan {
         return any;
     }
 };
+
+/// What a policy says of a sequence, resolved; no lanes are chosen yet.
+round_plan plan_of(cache& store, retention_context& context, sequence& owner,
+                   const kv_policy& policy);
 
 /// Scores, selects and moves, in the lanes that context.chosen_lanes says: each is left with
 /// context.keep of it, which is less than it has and no less than its guards hold. Lanes that share
@@ -46,6 +51,19 @@ guarded_slots guards_of(const round_plan& plan, uint32_t lane, uint32_t kv_head)
 /// candidate slot.
 void score_layer(const round_plan& plan, const layer_geometry& layer);
 
+/// What a policy does to scores, whoever made them: draws, reserves, quotas. Of a layer whose heads
+/// have sets of their own, or one for all.
+void adjust_scores(const round_plan& plan, const layer_geometry& layer);
+
+/// The same for sets common to layers, whose scores joined in totals_of. `place` is a head of a
+/// set; its values' ranges are the widest of all layers and heads that share it.
+void begin_ranges(const round_plan& plan, const head_place& place);
+void note_ranges(const round_plan& plan, const layer_geometry& layer);
+void adjust_totals(const round_plan& plan, const head_place& place);
+
+/// Scores of a set common to layers: [slots].
+float* totals_of(const round_plan& plan, uint32_t set);
+
 /// Where score_layer left the scores of a lane's KV head: [slots].
 float* lane_scores(const round_plan& plan, uint32_t lane, uint32_t kv_head);
 
@@ -60,6 +78,14 @@ inline uint32_t set_of(const round_plan& plan, uint32_t lane, uint32_t kv_head) 
     const bool one = plan.selection == KV_SELECT_UNION || plan.selection == KV_SELECT_PER_LAYER;
     return one ? 0 : plan.store.model.lanes[lane].first_head + kv_head;
 }
+
+/// What a lane keeps of a budget, and what it would if it had as many slots: its heads hold
+/// different tokens, and all keep the same number.
+uint32_t budget_of(const round_plan& plan, uint32_t lane, uint32_t budget);
+uint32_t kept_of(const round_plan& plan, uint32_t lane, uint32_t budget);
+
+/// The number of candidates that a set of survivors keeps, where scores do not say less.
+uint32_t places_of(const round_plan& plan, uint32_t lane, uint32_t kv_head);
 
 /// Chooses the lanes that have more than they are to keep, and sets what each keeps; where that
 /// depends on scores, the most that it may be. False when there is nothing to remove.

@@ -73,7 +73,7 @@ guarded_slots guards_of(const round_plan& plan, uint32_t lane, uint32_t kv_head)
     const bool protect = (plan.policy.flags & KV_POLICY_PROTECT_PROMPT) != 0;
     rules.prompt_tokens = protect ? plan.policy.prompt_tokens : 0;
     rules.sinks = plan.policy.sinks;
-    rules.recent = plan.policy.recent;
+    rules.recent = plan.recent;
     rules.pinned = plan.owner.pinned;
     rules.pinned_count = plan.owner.pinned_count;
     return apply_guards(rules, positions_of(plan.store, plan.owner, lane, kv_head));
@@ -121,7 +121,7 @@ random_key draw_key(const round_plan& plan, uint32_t lane, uint32_t kv_head) {
 
 uint32_t slots_before_recent(const round_plan& plan, const slot_positions& positions) {
     const uint64_t next = positions.next_position;
-    return positions.find(next - std::min<uint64_t>(next, plan.policy.recent));
+    return positions.find(next - std::min<uint64_t>(next, plan.recent));
 }
 
 /// Where all heads of a layer share one set, the first one's scores become the sums of all.
@@ -137,7 +137,6 @@ static void share_in_layer(const round_plan& plan, const layer_geometry& layer) 
 void score_layer(const round_plan& plan, const layer_geometry& layer) {
     make_scores(plan, layer);
     if (plan.selection == KV_SELECT_PER_LAYER) share_in_layer(plan, layer);
-    adjust_scores(plan, layer);
 }
 
 }  // namespace kvrt

@@ -12,6 +12,7 @@ namespace {
 
 constexpr uint32_t lanes = 16;
 constexpr double smallest_deviation = 1e-6;
+constexpr float infinity = std::numeric_limits<float>::infinity();
 
 struct moments {
     double sum = 0.0;
@@ -80,7 +81,11 @@ void normalise_and_reduce(const float* scores, uint64_t stride, uint32_t heads,
 
 void add_scores(const slot_ranges& candidates, const float* part, float* total) {
     for (const slot_range& range : candidates) {
-        for (uint32_t slot = range.first; slot < range.end; ++slot) total[slot] += part[slot];
+        for (uint32_t slot = range.first; slot < range.end; ++slot) {
+            // +infinity stands for what stays, whatever others say.
+            const bool stays = total[slot] == infinity || part[slot] == infinity;
+            total[slot] = stays ? infinity : total[slot] + part[slot];
+        }
     }
 }
 

@@ -21,7 +21,8 @@ namespace kvrt {
 void normalise_and_reduce(const float* scores, uint64_t stride, uint32_t heads,
                           const slot_ranges& candidates, float* out);
 
-/// PER_HEAD selection: total[slot] += part[slot]. The mean over layers has the order of the sum.
+/// PER_HEAD and PER_LAYER selection: total[slot] += part[slot], and +infinity if one of them is.
+/// The mean over layers has the order of the sum.
 void add_scores(const slot_ranges& candidates, const float* part, float* total);
 
 /// UNION selection: total[slot] = max(total[slot], part[slot]); NaN loses against any number.

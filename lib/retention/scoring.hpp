@@ -56,7 +56,4 @@ void score_by_triattention(const round_plan& plan, const layer_geometry& layer);
 void score_by_blend(const round_plan& plan, const layer_geometry& layer);
 void score_by_expectation(const round_plan& plan, const layer_geometry& layer);
 
-/// What a policy does to scores, whoever made them: draws, reserves, quotas.
-void adjust_scores(const round_plan& plan, const layer_geometry& layer);
-
 }  // namespace kvrt

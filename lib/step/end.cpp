@@ -120,7 +120,8 @@ void run_policies(step& target, const step_item& item, kv_step_report& report) {
         if (!given && !owner.has_policy) return;
         const kv_policy policy = given ? owner.deferred_policy : owner.policy;
         run_round(target, owner, policy, report);
-    } else if (owner.has_policy && round_is_due(*target.context->store, owner, item.accepted)) {
+    } else if (owner.has_policy && round_is_due(*target.context->store, *target.context->retention,
+                                                owner, item.accepted)) {
         run_round(target, owner, owner.policy, report);
     }
 }

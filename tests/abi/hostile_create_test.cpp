@@ -68,10 +68,8 @@ TEST_CASE("kv_capabilities") {
     CHECK(report.formats == (1u << (KV_FORMAT_AFFINE4 + 1)) - 1 - (1u << KV_FORMAT_DEFAULT));
     CHECK(report.devices == 1u << KV_DEVICE_CPU);
     CHECK(report.layouts == 7);
-    CHECK(report.scorers == (1u << KV_SCORER_TRIATTENTION | 1u << KV_SCORER_STREAMING |
-                             1u << KV_SCORER_KEY_NORM | 1u << KV_SCORER_RANDOM));
-    CHECK(report.selections ==
-          (1u << KV_SELECT_PER_LAYER_PER_HEAD | 1u << KV_SELECT_PER_HEAD | 1u << KV_SELECT_UNION));
+    CHECK(report.scorers == (1u << (KV_SCORER_HOST + 1)) - 1 - (1u << KV_SCORER_NONE));
+    CHECK(report.selections == (1u << (KV_SELECT_PER_LAYER + 1)) - 1 - (1u << KV_SELECT_DEFAULT));
     CHECK(report.min_head_dim == 32);
     CHECK(report.max_head_dim == 256);
     CHECK(report.head_dim_multiple == 8);
@@ -171,6 +169,10 @@ TEST_CASE("kv_pool_create: every field of the config") {
         {KV_INVALID, "block_tokens", [](c& o) { o.block_tokens = UINT32_MAX; }},
         {KV_INVALID, "max_sequences", [](c& o) { o.max_sequences = 65537; }},
         {KV_INVALID, "max_sequences", [](c& o) { o.max_sequences = UINT32_MAX; }},
+        {KV_INVALID, "max_observed_sequences",
+         [](c& o) { o.max_observed_sequences = o.max_sequences + 1; }},
+        {KV_INVALID, "max_observed_sequences", [](c& o) { o.max_observed_sequences = UINT32_MAX; }},
+        {KV_UNSUPPORTED, "reserved0", [](c& o) { o.reserved0 = 1; }},
         {KV_INVALID, "max_tokens_per_sequence",
          [](c& o) { o.max_tokens_per_sequence = (1u << 26) + 1; }},
         {KV_INVALID, "max_tokens_per_sequence",

@@ -56,6 +56,7 @@ struct pool_shape {
     const kv_hooks* hooks = nullptr;
     uint32_t max_tokens = 4096;
     uint32_t rope_style = KV_ROPE_HALF;
+    uint32_t max_observed_sequences = 0;
 };
 
 /// A number in [-2, 2) that depends on all of its arguments.
@@ -146,6 +147,7 @@ class engine {
         config.max_step_tokens = shape.max_tokens;
         config.threads = shape.threads;
         config.hooks = shape.hooks;
+        config.max_observed_sequences = shape.max_observed_sequences;
         body(config, model);
     }
 
@@ -236,7 +238,7 @@ class engine {
     }
 
     /// [rows][query_heads][value_dim]; log-sum-exps behind, [rows][query_heads].
-    std::vector<float> attend(kv_step* step, uint32_t layer) {
+    std::vector<float> attend(kv_step* step, uint32_t layer, uint32_t flags = 0) {
         const layer_shape& s = shape_.layers[layer];
         std::vector<float> q = queries(layer);
         std::vector<float> out(std::size_t{rows_} * s.query_heads * s.value_dim, NAN);
@@ -244,6 +246,7 @@ class engine {
         const kv_tensor in = view(q, rows_, s.query_heads, s.key_dim);
         const kv_tensor result = view(out, rows_, s.query_heads, s.value_dim);
         kv_attend_options options = KV_INIT(kv_attend_options);
+        options.flags = flags;
         options.log_sum_exp = logs.data();
         require_ok(kv_attend(step, layer, &in, &result, &options));
         out.insert(out.end(), logs.begin(), logs.end());
@@ -267,6 +270,16 @@ class engine {
         uint64_t count = 0;
         require_ok(
             kv_seq_get_positions(pool_, sequence, layer, head, found.size(), found.data(), &count));
+        found.resize(count);
+        return found;
+    }
+
+    /// What a sequence's scorer has observed, or was given; empty where that is nothing.
+    std::vector<float> scores(kv_seq sequence, uint32_t layer, uint32_t head) const {
+        std::vector<float> found(shape_.max_tokens);
+        uint64_t count = 0;
+        require_ok(
+            kv_seq_get_scores(pool_, sequence, layer, head, found.size(), found.data(), &count));
         found.resize(count);
         return found;
     }

@@ -234,7 +234,7 @@ void world::compress_unevenly(oracle_sequence& target, const kv_policy& policy) 
     const bool blind = policy.scorer == KV_SCORER_TRIATTENTION && !has_means(target, plan);
 
     kvrt::sequence& inside = *pool_->store.sequences.find(target.handle);
-    kvrt::round_plan round{pool_->store, pool_->retention, inside, policy};
+    kvrt::round_plan round = kvrt::plan_of(pool_->store, pool_->retention, inside, policy);
     for (std::size_t lane = 0; lane < model_.lanes.size(); ++lane) {
         pool_->retention.chosen_lanes[lane] = static_cast<uint8_t>(plan.chosen[lane]);
         pool_->retention.keep[lane] = plan.keep[lane];

@@ -1,0 +1,659 @@
+// How many tokens stay where, and which: allocators, reserves, quotas and guards over scores that
+// the host gave, where a plain sort says exactly what must come out; draws by their frequencies.
+#include <random>
+
+#include "scorer_reference.hpp"
+
+using namespace conformance;
+
+namespace {
+
+pool_shape shape_of(bool lane_per_head, uint32_t layers = 3) {
+    layer_shape layer;
+    layer.kv_heads = 3;
+    layer.query_heads = 3;
+    layer.key_dim = layer.value_dim = 32;
+    layer.key_format = layer.value_format = KV_FORMAT_F32;
+    layer.lane_per_head = lane_per_head;
+    pool_shape shape;
+    shape.layers.assign(layers, layer);
+    shape.slabs = 8;
+    shape.max_tokens = 512;
+    shape.max_observed_sequences = 4;
+    return shape;
+}
+
+/// In steps of 1/16, so that there are ties; of heads and layers that differ in size.
+float host_score(uint32_t layer, uint32_t head, uint32_t position) {
+    const float x = std::abs(drawn(5, position, layer, head, 0, 9));
+    return std::floor(x * 16.0f * static_cast<float>(1 + head)) / 16.0f +
+           static_cast<float>(layer) / 64.0f;
+}
+
+void give_scores(engine& host, kv_seq sequence, uint32_t first, uint32_t tokens) {
+    for (uint32_t layer = 0; layer < host.shape().layers.size(); ++layer) {
+        std::vector<float> scores;
+        for (uint32_t head = 0; head < host.shape().layers[layer].kv_heads; ++head) {
+            for (uint32_t i = 0; i < tokens; ++i) {
+                scores.push_back(host_score(layer, head, first + i));
+            }
+        }
+        require_ok(kv_seq_set_scores(host.pool(), sequence, layer, first, tokens, scores.data()));
+    }
+}
+
+/// Of ascending positions those that stay: what guards hold, and the best of the others; of equals
+/// the first.
+using score_of = std::function<double(uint32_t position)>;
+std::vector<uint32_t> best(const std::vector<uint32_t>& positions, const slots& candidates,
+                           const score_of& score, std::size_t keep) {
+    std::vector<uint32_t> kept, others;
+    for (std::size_t slot = 0; slot < positions.size(); ++slot) {
+        const bool may_go =
+            std::find(candidates.begin(), candidates.end(), slot) != candidates.end();
+        (may_go ? others : kept).push_back(positions[slot]);
+    }
+    std::stable_sort(others.begin(), others.end(),
+                     [&](uint32_t a, uint32_t b) { return score(a) > score(b); });
+    others.resize(keep - kept.size());
+    kept.insert(kept.end(), others.begin(), others.end());
+    std::sort(kept.begin(), kept.end());
+    return kept;
+}
+
+kv_compress_report compress(engine& host, kv_seq sequence, const kv_policy& policy) {
+    kv_compress_options options = KV_INIT(kv_compress_options);
+    options.policy = &policy;
+    kv_compress_report report = KV_INIT(kv_compress_report);
+    require_ok(kv_compress(host.pool(), sequence, &options, &report));
+    require_ok(kv_pool_check(host.pool()));
+    return report;
+}
+
+kv_policy host_policy(uint32_t budget) {
+    kv_policy policy = policy_of(KV_SCORER_HOST, budget);
+    policy.sinks = 3;
+    policy.recent = 4;
+    return policy;
+}
+
+/// A sequence of so many tokens, all with scores.
+tracker scored_sequence(engine& host, const kv_policy& policy, uint32_t tokens) {
+    tracker t(host, host.create(&policy), 1);
+    t.step(tokens);
+    give_scores(host, t.sequence, 0, tokens);
+    return t;
+}
+
+double value_range(const tracker& t, uint32_t layer, uint32_t head, uint32_t position) {
+    const std::vector<double> v = t.value(layer, head, position);
+    return *std::max_element(v.begin(), v.end()) - *std::min_element(v.begin(), v.end());
+}
+
+/// What stays in a layer of heads that compete, as Ada-KV says: the best `safe` of each, then the
+/// best of all; of equals the first head's.
+std::vector<std::vector<uint32_t>> adaptive(const tracker& t, uint32_t layer,
+                                            const kv_policy& policy, double floor_share) {
+    struct entry {
+        double score;
+        uint32_t head, position;
+    };
+    std::vector<std::vector<uint32_t>> kept(t.layers[layer].heads.size());
+    std::vector<entry> open;
+    std::size_t places = 0;
+    for (uint32_t head = 0; head < kept.size(); ++head) {
+        const tracked_head& mine = t.layers[layer].heads[head];
+        const slots candidates = candidates_of(t, mine, policy);
+        const std::size_t held = mine.retained.size() - candidates.size();
+        places += policy.budget - held;
+        const std::size_t floor = static_cast<std::size_t>(floor_share * policy.budget);
+        const std::size_t safe = std::min(candidates.size(), floor > held ? floor - held : 0);
+        kept[head] = best(
+            mine.retained, candidates, [&](uint32_t p) { return host_score(layer, head, p); },
+            held + safe);
+        places -= safe;
+        for (const std::size_t slot : candidates) {
+            const uint32_t p = mine.retained[slot];
+            if (std::binary_search(kept[head].begin(), kept[head].end(), p)) continue;
+            open.push_back({host_score(layer, head, p), head, p});
+        }
+    }
+    std::stable_sort(open.begin(), open.end(),
+                     [](const entry& a, const entry& b) { return a.score > b.score; });
+    for (std::size_t i = 0; i < std::min(places, open.size()); ++i) {
+        kept[open[i].head].push_back(open[i].position);
+    }
+    for (std::vector<uint32_t>& head : kept) std::sort(head.begin(), head.end());
+    return kept;
+}
+
+}  // namespace
+
+TEST_CASE("host scores: exact sets for every selection, with ties, guards and pins") {
+    for (const bool apart : {false, true}) {
+        for (const uint32_t selection : {KV_SELECT_PER_LAYER_PER_HEAD, KV_SELECT_PER_HEAD,
+                                         KV_SELECT_UNION, KV_SELECT_PER_LAYER}) {
+            CAPTURE(apart);
+            CAPTURE(selection);
+            engine host(shape_of(apart));
+            kv_policy policy = host_policy(30);
+            policy.selection = selection;
+            tracker t = scored_sequence(host, policy, 90);
+            require_ok(kv_seq_pin(host.pool(), t.sequence, 40, 3));
+            CHECK(compress(host, t.sequence, policy).outcome == KV_COMPRESS_DONE);
+            for (uint32_t layer = 0; layer < 3; ++layer) {
+                for (uint32_t head = 0; head < 3; ++head) {
+                    const tracked_head& before = t.layers[layer].heads[head];
+                    slots candidates = candidates_of(t, before, policy);
+                    std::erase_if(candidates, [](std::size_t s) { return s >= 40 && s < 43; });
+                    const auto score = [&](uint32_t p) {
+                        if (selection == KV_SELECT_PER_LAYER_PER_HEAD) {
+                            return double{host_score(layer, head, p)};
+                        }
+                        float sum = 0.0f, most = -1.0f;
+                        for (uint32_t l = 0; l < 3; ++l) {
+                            for (uint32_t h = 0; h < 3; ++h) {
+                                most = std::max(most, host_score(l, h, p));
+                                const bool mine =
+                                    selection == KV_SELECT_PER_LAYER ? l == layer : h == head;
+                                sum += mine ? host_score(l, h, p) : 0.0f;
+                            }
+                        }
+                        return double{selection == KV_SELECT_UNION ? most : sum};
+                    };
+                    CHECK(host.positions(t.sequence, layer, head) ==
+                          best(before.retained, candidates, score, 30));
+                }
+            }
+        }
+    }
+}
+
+TEST_CASE("host scores: NaN goes first, tokens without a score stay, the newest of them first") {
+    engine host(shape_of(true, 1));
+    const kv_policy policy = policy_of(KV_SCORER_HOST, 20);
+    tracker t(host, host.create(&policy), 1);
+    t.step(50);
+    CHECK(compress(host, t.sequence, policy).outcome == KV_COMPRESS_NO_OBSERVATIONS);
+    CHECK(host.scores(t.sequence, 0, 0).empty());
+    // Positions 5 to 9 are left out.
+    std::vector<float> first(3 * 5, 1.0f), others(3 * 40, 2.0f);
+    others[3] = NAN;                         // position 13 of head 0
+    others[40 + 7] = -INFINITY;              // 17 of head 1
+    others[80 + 8] = others[80 + 9] = 9.0f;  // 18 and 19 of head 2
+    require_ok(kv_seq_set_scores(host.pool(), t.sequence, 0, 0, 5, first.data()));
+    require_ok(kv_seq_set_scores(host.pool(), t.sequence, 0, 10, 40, others.data()));
+    const std::vector<float> noted = host.scores(t.sequence, 0, 2);
+    REQUIRE(noted.size() == 50);
+    CHECK(noted[4] == 1.0f);
+    CHECK(std::isinf(noted[5]));
+    CHECK(noted[18] == 9.0f);
+    t.step(3);
+    kv_policy loose = policy;
+    loose.budget = 52;
+    compress(host, t.sequence, loose);
+    for (uint32_t head = 0; head < 3; ++head) {
+        // One goes: NaN, minus infinity, or the last of the lowest.
+        const std::vector<uint32_t> kept = host.positions(t.sequence, 0, head);
+        const uint32_t gone = head == 0 ? 13 : head == 1 ? 17 : 4;
+        CHECK(!std::binary_search(kept.begin(), kept.end(), gone));
+        CHECK(kept.size() == 52);
+    }
+    compress(host, t.sequence, policy);
+    const std::vector<uint32_t> kept = host.positions(t.sequence, 0, 2);
+    REQUIRE(kept.size() == 20);
+    for (const uint32_t p : {5, 6, 7, 8, 9, 18, 19, 50, 51, 52}) {
+        CHECK(std::binary_search(kept.begin(), kept.end(), p));
+    }
+    // More without a score than the budget holds: none of the newest goes.
+    t.step(25);
+    compress(host, t.sequence, policy);
+    CHECK(host.positions(t.sequence, 0, 1).size() == 28);
+    CHECK(host.positions(t.sequence, 0, 1).front() == 50);
+}
+
+TEST_CASE("ADAPTIVE: heads compete for the sum of their budgets, round after round") {
+    engine host(shape_of(true));
+    for (const float floor_share : {0.0f, 0.5f, 1.0f}) {
+        kv_policy policy = host_policy(32);
+        policy.allocator = KV_ALLOCATE_ADAPTIVE;
+        policy.floor_share = floor_share;
+        tracker t = scored_sequence(host, policy, 100);
+        for (int round = 0; round < 4; ++round) {
+            CAPTURE(round);
+            std::vector<std::vector<std::vector<uint32_t>>> expected;
+            for (uint32_t layer = 0; layer < 3; ++layer) {
+                expected.push_back(
+                    adaptive(t, layer, policy, floor_share != 0.0f ? double{floor_share} : 0.2));
+            }
+            const kv_compress_report report = compress(host, t.sequence, policy);
+            CHECK(report.outcome == KV_COMPRESS_DONE);
+            CHECK(report.tokens_after == 3 * 3 * 32);
+            for (uint32_t layer = 0; layer < 3; ++layer) {
+                for (uint32_t head = 0; head < 3; ++head) {
+                    CAPTURE(layer);
+                    CAPTURE(head);
+                    CHECK(host.positions(t.sequence, layer, head) == expected[layer][head]);
+                }
+            }
+            t.adopt();
+            const uint32_t seen = t.next_position();
+            t.step(17);
+            give_scores(host, t.sequence, seen, 17);
+        }
+        require_ok(kv_seq_release(host.pool(), t.sequence));
+    }
+}
+
+TEST_CASE("THRESHOLD: what reaches it, at most the budget") {
+    for (const bool apart : {false, true}) {
+        for (const uint32_t selection : {KV_SELECT_PER_LAYER_PER_HEAD, KV_SELECT_PER_LAYER}) {
+            for (const float threshold : {0.5f, 1.25f, 2.0f, 100.0f, -1.0f}) {
+                CAPTURE(apart);
+                CAPTURE(selection);
+                CAPTURE(threshold);
+                engine host(shape_of(apart));
+                kv_policy policy = host_policy(60);
+                policy.allocator = KV_ALLOCATE_THRESHOLD;
+                policy.threshold = threshold;
+                policy.selection = selection;
+                tracker t = scored_sequence(host, policy, 90);
+                CHECK(compress(host, t.sequence, policy).outcome == KV_COMPRESS_DONE);
+                for (uint32_t layer = 0; layer < 3; ++layer) {
+                    const auto score = [&](uint32_t head, uint32_t p) {
+                        double sum = 0.0;
+                        for (uint32_t h = 0; h < 3; ++h) sum += double{host_score(layer, h, p)};
+                        return selection == KV_SELECT_PER_LAYER
+                                   ? sum
+                                   : double{host_score(layer, head, p)};
+                    };
+                    std::size_t reached[3] = {};
+                    for (uint32_t head = 0; head < 3; ++head) {
+                        const tracked_head& mine = t.layers[layer].heads[head];
+                        reached[head] = 7;
+                        for (const std::size_t slot : candidates_of(t, mine, policy)) {
+                            const double s = score(head, mine.retained[slot]);
+                            reached[head] += s >= double{threshold} ? 1 : 0;
+                        }
+                    }
+                    for (uint32_t head = 0; head < 3; ++head) {
+                        const tracked_head& mine = t.layers[layer].heads[head];
+                        const std::size_t most = *std::max_element(reached, reached + 3);
+                        const std::size_t keep =
+                            std::min<std::size_t>(60, apart ? reached[head] : most);
+                        CHECK(host.positions(t.sequence, layer, head) ==
+                              best(
+                                  mine.retained, candidates_of(t, mine, policy),
+                                  [&](uint32_t p) { return score(head, p); }, keep));
+                    }
+                }
+                // All that is left reaches it, so nothing is removed, and the next round says so.
+                const kv_compress_report again = compress(host, t.sequence, policy);
+                CHECK((again.outcome == KV_COMPRESS_NOTHING ||
+                       again.tokens_after < again.tokens_before));
+                if (apart) CHECK(again.outcome == KV_COMPRESS_NOTHING);
+                CHECK(host.info(t.sequence).compactions ==
+                      1u + (again.outcome == KV_COMPRESS_DONE ? 1 : 0));
+            }
+        }
+    }
+}
+
+TEST_CASE("THRESHOLD: a head may be left with nothing, and goes on") {
+    engine host(shape_of(true, 1));
+    kv_policy policy = policy_of(KV_SCORER_HOST, 60);
+    policy.allocator = KV_ALLOCATE_THRESHOLD;
+    policy.threshold = 1.0f;
+    tracker t(host, host.create(&policy), 1);
+    t.step(33);
+    std::vector<float> scores(3 * 33, 0.0f);
+    for (uint32_t i = 0; i < 33; ++i) scores[33 + i] = 1.0f;
+    require_ok(kv_seq_set_scores(host.pool(), t.sequence, 0, 0, 33, scores.data()));
+    CHECK(compress(host, t.sequence, policy).outcome == KV_COMPRESS_DONE);
+    CHECK(host.positions(t.sequence, 0, 0).empty());
+    CHECK(host.positions(t.sequence, 0, 1).size() == 33);
+    t.adopt();
+    kv_seq child = 0;
+    require_ok(kv_seq_fork(host.pool(), t.sequence, 1, &child));
+    t.step(20);
+    CHECK(host.positions(t.sequence, 0, 2).size() == 20);
+    require_ok(kv_seq_truncate(host.pool(), t.sequence, 40));
+    CHECK(host.positions(t.sequence, 0, 0).size() == 7);
+    CHECK(host.positions(t.sequence, 0, 1).size() == 40);
+    require_ok(kv_pool_check(host.pool()));
+}
+
+TEST_CASE("PYRAMID: budgets fall from layer to layer on a line, with the budget as their mean") {
+    for (const uint32_t steepness : {0u, 4u, 2u}) {
+        for (const uint32_t budget : {20u, 37u, 75u}) {
+            CAPTURE(steepness);
+            CAPTURE(budget);
+            engine host(shape_of(budget == 37, 5));
+            kv_policy policy = policy_of(KV_SCORER_HOST, budget);
+            policy.allocator = KV_ALLOCATE_PYRAMID;
+            policy.steepness = steepness;
+            tracker t = scored_sequence(host, policy, 96);
+            compress(host, t.sequence, policy);
+            // PyramidKV: least = B / beta, greatest = 2 B - least, or all there is.
+            const double beta = steepness != 0 ? steepness : 20, b = budget;
+            double greatest = 2 * b - b / beta;
+            if (greatest >= 96) greatest = 96;
+            const double fall = (greatest - (2 * b - greatest)) / 4;
+            std::size_t sum = 0;
+            for (uint32_t layer = 0; layer < 5; ++layer) {
+                const std::vector<uint32_t> kept = host.positions(t.sequence, layer, 1);
+                sum += kept.size();
+                CHECK(std::abs(static_cast<double>(kept.size()) - (greatest - layer * fall)) < 1.0);
+                const tracked_head& mine = t.layers[layer].heads[1];
+                CHECK(kept == best(
+                                  mine.retained, candidates_of(t, mine, policy),
+                                  [&](uint32_t p) { return host_score(layer, 1, p); },
+                                  kept.size()));
+            }
+            CHECK(sum == 5 * budget);
+        }
+    }
+}
+
+TEST_CASE("slack: rounds come when so much more is retained than they leave, not at every token") {
+    struct slack_case {
+        uint32_t allocator, skip_layers, flags;
+    };
+    for (const slack_case& c :
+         {slack_case{KV_ALLOCATE_UNIFORM, 0, 0},
+          {KV_ALLOCATE_UNIFORM, 1, 0},
+          {KV_ALLOCATE_UNIFORM, 0, KV_POLICY_PROTECT_PROMPT | KV_POLICY_PROMPT_ON_TOP},
+          {KV_ALLOCATE_UNIFORM, 0, KV_POLICY_PROTECT_PROMPT},
+          {KV_ALLOCATE_PYRAMID, 0, 0},
+          {KV_ALLOCATE_ADAPTIVE, 0, 0}}) {
+        CAPTURE(c.allocator);
+        CAPTURE(c.skip_layers);
+        CAPTURE(c.flags);
+        engine host(shape_of(true));
+        kv_policy policy = policy_of(KV_SCORER_H2O, 24);
+        policy.allocator = c.allocator;
+        policy.skip_layers = c.skip_layers;
+        policy.flags = c.flags;
+        policy.prompt_tokens = c.flags != 0 ? 40 : 0;
+        policy.slack = 10;
+        const uint32_t left = c.flags == 0                               ? 24
+                              : (c.flags & KV_POLICY_PROMPT_ON_TOP) != 0 ? 64
+                                                                         : 40;
+        tracker t(host, host.create(&policy), 1);
+        t.step(left);
+        uint32_t rounds = 0;
+        for (uint32_t token = 1; token <= 44; ++token) {
+            t.step(1);
+            t.adopt();
+            const uint32_t now = host.info(t.sequence).compactions;
+            CHECK(now == token / 11);  // with the 11th token there are more than `slack`
+            rounds = now;
+        }
+        CHECK(rounds == 4);
+    }
+}
+
+TEST_CASE("AT_PROMPT_END: once, when the prompt is in") {
+    engine host(shape_of(false));
+    kv_policy policy = policy_of(KV_SCORER_SNAPKV, 16);
+    policy.flags = KV_POLICY_AT_PROMPT_END;
+    policy.prompt_tokens = 60;
+    policy.recent = 8;
+    tracker t(host, host.create(&policy), 1);
+    t.step(40);
+    CHECK(host.info(t.sequence).compactions == 0);
+    t.step(25, 19);  // one is missing
+    CHECK(host.info(t.sequence).compactions == 0);
+    t.step(3);
+    CHECK(host.info(t.sequence).compactions == 1);
+    CHECK(host.positions(t.sequence, 0, 0).size() == 16);
+    t.adopt();
+    for (int i = 0; i < 5; ++i) t.step(1);
+    CHECK(host.info(t.sequence).compactions == 1);
+}
+
+TEST_CASE("segments: each part of the prompt keeps its best, as far as there are places") {
+    for (const uint32_t quota : {2u, 1000u}) {
+        CAPTURE(quota);
+        engine host(shape_of(false, 1));
+        kv_policy policy = host_policy(40);
+        policy.prompt_tokens = 100;
+        policy.segments = 6;
+        policy.segment_quota = quota;
+        tracker t = scored_sequence(host, policy, 130);
+        compress(host, t.sequence, policy);
+        const std::size_t each = std::min<std::size_t>(quota, 33 / 6);
+        for (uint32_t head = 0; head < 3; ++head) {
+            const tracked_head& mine = t.layers[0].heads[head];
+            const slots candidates = candidates_of(t, mine, policy);
+            std::vector<char> held(130, 0);
+            for (uint32_t s = 0; s < 6; ++s) {
+                std::vector<uint32_t> part;
+                for (const std::size_t slot : candidates) {
+                    if (slot >= 100 * s / 6 && slot < 100 * (s + 1) / 6) {
+                        part.push_back(static_cast<uint32_t>(slot));
+                    }
+                }
+                std::stable_sort(part.begin(), part.end(), [&](uint32_t a, uint32_t b) {
+                    return host_score(0, head, a) > host_score(0, head, b);
+                });
+                for (std::size_t i = 0; i < std::min(each, part.size()); ++i) held[part[i]] = 1;
+            }
+            CHECK(
+                host.positions(t.sequence, 0, head) ==
+                best(
+                    mine.retained, candidates,
+                    [&](uint32_t p) { return held[p] != 0 ? 1e9 : double{host_score(0, head, p)}; },
+                    40));
+        }
+    }
+}
+
+TEST_CASE("value_reserve: the widest values stay, of each set, and no others in their place") {
+    for (const uint32_t selection :
+         {KV_SELECT_PER_LAYER_PER_HEAD, KV_SELECT_PER_HEAD, KV_SELECT_UNION, KV_SELECT_PER_LAYER}) {
+        for (const uint32_t reserve : {6u, 23u, 0xffffffffu}) {
+            CAPTURE(selection);
+            CAPTURE(reserve);
+            engine host(shape_of(true));
+            kv_policy policy = host_policy(30);
+            policy.selection = selection;
+            policy.value_reserve = reserve;
+            tracker t = scored_sequence(host, policy, 90);
+            compress(host, t.sequence, policy);
+            for (uint32_t layer = 0; layer < 3; ++layer) {
+                for (uint32_t head = 0; head < 3; ++head) {
+                    const tracked_head& mine = t.layers[layer].heads[head];
+                    const slots candidates = candidates_of(t, mine, policy);
+                    const auto joins = [&](uint32_t l, uint32_t h) {
+                        return selection == KV_SELECT_UNION ||
+                               (selection == KV_SELECT_PER_LAYER  ? l == layer
+                                : selection == KV_SELECT_PER_HEAD ? h == head
+                                                                  : l == layer && h == head);
+                    };
+                    const auto widest = [&](uint32_t p) {
+                        double most = 0.0;
+                        for (uint32_t l = 0; l < 3; ++l) {
+                            for (uint32_t h = 0; h < 3; ++h) {
+                                if (joins(l, h)) most = std::max(most, value_range(t, l, h, p));
+                            }
+                        }
+                        return most;
+                    };
+                    const std::size_t held = std::min<std::size_t>(reserve, 23);
+                    const std::vector<uint32_t> reserved =
+                        best(mine.retained, candidates, widest, 7 + held);
+                    const auto score = [&](uint32_t p) {
+                        if (std::binary_search(reserved.begin(), reserved.end(), p)) return 1e9;
+                        float sum = 0.0f, most = 0.0f;
+                        for (uint32_t l = 0; l < 3; ++l) {
+                            for (uint32_t h = 0; h < 3; ++h) {
+                                if (!joins(l, h)) continue;
+                                sum += host_score(l, h, p);
+                                most = std::max(most, host_score(l, h, p));
+                            }
+                        }
+                        return double{selection == KV_SELECT_UNION ? most : sum};
+                    };
+                    CHECK(host.positions(t.sequence, layer, head) ==
+                          best(mine.retained, candidates, score, 30));
+                }
+            }
+        }
+    }
+}
+
+// ---- Draws
+// ---------------------------------------------------------------------------------------
+
+namespace {
+
+constexpr uint32_t draws = 600;
+
+/// How often each position stays, over forks whose policies differ in the seed alone.
+std::vector<double> frequencies(const tracker& t, kv_policy policy, uint32_t layer, uint32_t head) {
+    std::vector<double> often(t.next_position(), 0.0);
+    for (uint32_t draw = 0; draw < draws; ++draw) {
+        policy.seed = 1000 + draw;
+        kv_seq child = 0;
+        require_ok(kv_seq_fork(t.host().pool(), t.sequence, 1, &child));
+        kv_compress_options options = KV_INIT(kv_compress_options);
+        options.policy = &policy;
+        require_ok(kv_compress(t.host().pool(), child, &options, nullptr));
+        for (const uint32_t p : t.host().positions(child, layer, head)) often[p] += 1.0 / draws;
+        require_ok(kv_seq_release(t.host().pool(), child));
+    }
+    return often;
+}
+
+/// The same, drawn here, one after the other with probabilities as the weights.
+std::vector<double> expected_frequencies(const std::vector<double>& weights, uint32_t places) {
+    constexpr uint32_t times = 6000;
+    std::mt19937_64 random(3);
+    std::vector<double> often(weights.size(), 0.0);
+    for (uint32_t time = 0; time < times; ++time) {
+        std::vector<double> left = weights;
+        for (uint32_t i = 0; i < places; ++i) {
+            std::discrete_distribution<std::size_t> one(left.begin(), left.end());
+            const std::size_t chosen = one(random);
+            often[chosen] += 1.0 / times;
+            left[chosen] = 0.0;
+        }
+    }
+    return often;
+}
+
+void check_frequencies(const std::vector<double>& found, const std::vector<double>& expected,
+                       const std::vector<char>& drawn_ones) {
+    for (std::size_t p = 0; p < found.size(); ++p) {
+        if (drawn_ones[p] == 0) continue;
+        CAPTURE(p);
+        const double chance = expected[p];
+        const double deviation = std::sqrt(chance * (1.0 - chance) * (1.0 / draws + 1.0 / 6000));
+        CHECK(std::abs(found[p] - chance) <= 4.5 * deviation + 1e-3);
+    }
+}
+
+}  // namespace
+
+TEST_CASE("SAMPLE: survivors are drawn with probabilities as their scores") {
+    engine host(shape_of(false, 2));
+    kv_policy policy = policy_of(KV_SCORER_HOST, 12);
+    policy.flags = KV_POLICY_SAMPLE;
+    tracker t(host, host.create(&policy), 1);
+    t.step(40);
+    std::vector<float> scores(3 * 40);
+    std::vector<double> weights(40);
+    for (uint32_t i = 0; i < 120; ++i) {
+        scores[i] = i % 40 % 7 == 0 ? -1.0f : 0.25f + static_cast<float>(i % 40 % 5);
+    }
+    for (uint32_t i = 0; i < 40; ++i) weights[i] = std::max(0.0, double{scores[i]});
+    for (const uint32_t layer : {0, 1}) {
+        require_ok(kv_seq_set_scores(host.pool(), t.sequence, layer, 0, 40, scores.data()));
+    }
+    for (const uint32_t selection :
+         {KV_SELECT_PER_LAYER_PER_HEAD, KV_SELECT_PER_HEAD, KV_SELECT_PER_LAYER, KV_SELECT_UNION}) {
+        CAPTURE(selection);
+        policy.selection = selection;
+        check_frequencies(frequencies(t, policy, 1, 2), expected_frequencies(weights, 12),
+                          std::vector<char>(40, 1));
+    }
+    // Heads draw apart, the same seed draws the same.
+    policy.selection = KV_SELECT_PER_LAYER_PER_HEAD;
+    std::vector<std::vector<uint32_t>> kept;
+    for (int again = 0; again < 2; ++again) {
+        kv_seq child = 0;
+        require_ok(kv_seq_fork(host.pool(), t.sequence, 1, &child));
+        compress(host, child, policy);
+        for (uint32_t head = 0; head < 3; ++head) kept.push_back(host.positions(child, 0, head));
+    }
+    CHECK(kept[0] == kept[3]);
+    CHECK(kept[1] == kept[4]);
+    CHECK(kept[0] != kept[1]);
+    CHECK(kept[1] != kept[2]);
+}
+
+TEST_CASE("VaSE by attention: a quarter by the range of values, the rest is drawn") {
+    engine host(shape_of(false, 1));
+    kv_policy policy = policy_of(KV_SCORER_VASE_ATTENTION, 24);
+    policy.sinks = 2;
+    policy.recent = 6;
+    tracker t(host, host.create(&policy), 1);
+    t.step(30);
+    for (int i = 0; i < 20; ++i) t.step(1);
+    const tracked_head& mine = t.layers[0].heads[1];
+    const slots candidates = candidates_of(t, mine, policy);
+    kv_policy snap = policy;
+    snap.scorer = KV_SCORER_SNAPKV;
+    std::vector<double> weights = scores_of(t, 0, 1, snap, {64}).score;
+    const std::vector<uint32_t> reserved = best(
+        mine.retained, candidates, [&](uint32_t p) { return value_range(t, 0, 1, p); }, 8 + 6);
+    const std::vector<double> found = frequencies(t, policy, 0, 1);
+    std::vector<char> drawn_ones(50, 1);
+    for (const uint32_t p : reserved) {
+        weights[p] = 0.0;
+        drawn_ones[p] = 0;
+        CHECK(found[p] == doctest::Approx(1.0));
+    }
+    check_frequencies(found, expected_frequencies(weights, 10), drawn_ones);
+}
+
+TEST_CASE("VaSE by sketch: sizes in random directions, others for every round") {
+    engine host(shape_of(false, 1));
+    const kv_policy policy = policy_of(KV_SCORER_VASE_SKETCH, 20);
+    tracker t(host, host.create(&policy), 1);
+    t.step(60);
+    std::mt19937_64 random(11);
+    std::normal_distribution<double> normal;
+    std::vector<double> expected(60, 0.0);
+    constexpr uint32_t times = 3000;
+    std::vector<std::vector<double>> keys, values;
+    for (uint32_t p = 0; p < 60; ++p) {
+        keys.push_back(t.key(0, 1, p));
+        values.push_back(t.value(0, 1, p));
+    }
+    for (uint32_t time = 0; time < times; ++time) {
+        std::vector<std::vector<double>> directions_of(20, std::vector<double>(32));
+        for (std::vector<double>& d : directions_of) {
+            for (double& x : d) x = normal(random);
+        }
+        std::vector<std::pair<double, uint32_t>> ranked;
+        for (uint32_t p = 0; p < 60; ++p) {
+            double k = 0.0, v = 0.0;
+            for (const std::vector<double>& d : directions_of) {
+                k += dot(d, keys[p]) * dot(d, keys[p]);
+                v += dot(d, values[p]) * dot(d, values[p]);
+            }
+            ranked.push_back({-k * v, p});
+        }
+        std::sort(ranked.begin(), ranked.end());
+        for (uint32_t i = 0; i < 20; ++i) expected[ranked[i].second] += 1.0 / times;
+    }
+    const std::vector<double> found = frequencies(t, policy, 0, 1);
+    for (uint32_t p = 0; p < 60; ++p) {
+        CAPTURE(p);
+        const double chance = expected[p];
+        const double deviation = std::sqrt(chance * (1.0 - chance) * (1.0 / draws + 1.0 / times));
+        CHECK(std::abs(found[p] - chance) <= 4.5 * deviation + 2e-3);
+    }
+}
