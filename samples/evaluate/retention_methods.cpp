@@ -39,10 +39,13 @@ constexpr retention_method methods[] = {
      .allocator = KV_ALLOCATE_ADAPTIVE,
      .recent = 64},
     {.name = "pyramid",
-     .observes = observation::last_64_queries,
+     .observes = observation::last_8_queries,
      .scorer = KV_SCORER_SNAPKV,
      .allocator = KV_ALLOCATE_PYRAMID,
-     .recent = 64},
+     .flags = KV_POLICY_POOL_MAX,
+     .recent = 8,
+     .window = 8,
+     .pool_width = 7},
     {.name = "rkv", .observes = observation::last_8_queries, .scorer = KV_SCORER_RKV, .recent = 8},
     {.name = "vase_attention",
      .observes = observation::last_64_queries,
@@ -52,7 +55,7 @@ constexpr retention_method methods[] = {
     {.name = "vase_sketch", .scorer = KV_SCORER_VASE_SKETCH, .sinks = 4, .recent = 64},
     {.name = "key_norm", .scorer = KV_SCORER_KEY_NORM, .skip_layers = 2},
     {.name = "keydiff", .scorer = KV_SCORER_KEYDIFF},
-    {.name = "lagkv", .scorer = KV_SCORER_LAGKV, .sinks = 4},
+    {.name = "lagkv", .scorer = KV_SCORER_LAGKV, .sinks = 4, .recent = 128},
     {.name = "expected_attention",
      .scorer = KV_SCORER_EXPECTED_ATTENTION,
      .flags = KV_POLICY_STATISTICS_ONLINE,
@@ -151,6 +154,8 @@ kv_policy policy_of(const retention_method& method, std::uint32_t budget, std::u
     policy.every = every;
     policy.seed = seed;
     policy.skip_layers = method.skip_layers;
+    policy.window = method.window;
+    policy.pool_width = method.pool_width;
     policy.sinks = std::min(method.sinks, budget);
     std::uint32_t guarded = policy.sinks;
     if ((method.flags & KV_POLICY_PROTECT_PROMPT) != 0) {

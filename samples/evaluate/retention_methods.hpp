@@ -34,6 +34,8 @@ struct retention_method {
     std::uint32_t sinks = 0;
     std::uint32_t recent = 0;
     std::uint32_t skip_layers = 0;
+    std::uint32_t window = 0;      // as in kv_policy, and
+    std::uint32_t pool_width = 0;  // this: 0 is the scorer's
 
     bool keeps_all() const { return scorer == KV_SCORER_NONE; }
     bool lane_per_head() const { return allocator == KV_ALLOCATE_ADAPTIVE; }
