@@ -64,6 +64,12 @@ constexpr retention_method methods[] = {
      .scorer = KV_SCORER_TRIATTENTION,
      .flags = KV_POLICY_PROTECT_PROMPT,
      .recent = 128},
+    // Our own.
+    {.name = "blend",
+     .observes = observation::decayed_queries,
+     .scorer = KV_SCORER_BLEND,
+     .sinks = 4,
+     .recent = 64},
 };
 constexpr std::size_t always = 2;  // so many of the table are always there
 

@@ -16,6 +16,7 @@ namespace evaluate {
 enum class observation {
     nothing,
     all_queries,
+    decayed_queries,
     counts,
     last_query,
     last_8_queries,
