@@ -6,6 +6,8 @@
 #   make bench          speed, a line per case
 #   make bench-bindings the cost of a step driven from Rust, Go and C#, as a ratio to C
 #   make eval-formats   quality of every storage format on a real model (docs/formats.md; hours)
+#   make eval-retention
+#                       quality of every method of eviction (docs/retention.md; hours)
 #   make packages       Debian packages, in build/packages/packages
 #   make golden         rewrites the golden files (look at the diff before committing it)
 #   make golden-abi     those of the ABI alone: symbols, layouts, constants, statuses
@@ -13,8 +15,8 @@
 #   make format         clang-format on all sources
 #   make tidy           clang-tidy on the core and the samples
 
-.PHONY: demo test test-bindings bench bench-bindings eval-formats packages golden golden-abi \
-    abi-release format tidy release asan tsan deps model clean
+.PHONY: demo test test-bindings bench bench-bindings eval-formats eval-retention packages \
+    golden golden-abi abi-release format tidy release asan tsan deps model clean
 .DEFAULT_GOAL := release
 
 release asan tsan: deps
@@ -69,6 +71,9 @@ bench-bindings:
 
 eval-formats: release
 	@scripts/eval_formats.sh build/release
+
+eval-retention: release
+	@scripts/eval_retention.sh build/release
 
 golden: release
 	@scripts/golden.sh build/release

@@ -17,6 +17,7 @@ trap 'rm -rf "$work"' EXIT
 
 "$build/bin/evaluate" --model "$model" --text "$text" --tasks --contexts 4 \
     --report "$work/formats.json" --plot "$work/formats.svg" "$@" >"$work/table.md"
-python3 scripts/formats_table.py docs/formats.md "$work/table.md" "$work/formats.json"
+python3 scripts/evaluation_table.py docs/formats.md "$work/table.md" "$work/formats.json" \
+    eval-formats
 cp "$work/formats.json" build/formats.json
 cp "$work/formats.svg" docs/formats.svg

@@ -1,6 +1,7 @@
 #include "evaluate/calibration.hpp"
 
 #include <algorithm>
+#include <utility>
 
 namespace evaluate {
 
@@ -12,9 +13,17 @@ bool needs_key_channels(std::span<const configuration> configurations) {
     });
 }
 
-outcome<std::vector<channel_constants>> measure_key_channels(
-    const generate::llama_model& model, std::span<const generate::token_id> tokens,
-    std::uint32_t chunk, std::uint32_t threads) {
+namespace {
+
+// A text in the f16 cache.
+struct text_read {
+    kv_cache cache;
+    kv_seq sequence;
+};
+
+outcome<text_read> read_through(const generate::llama_model& model,
+                                std::span<const generate::token_id> tokens, std::uint32_t chunk,
+                                std::uint32_t threads) {
     generate::cache_options room;
     room.most_tokens = static_cast<std::uint32_t>(tokens.size());
     room.most_step_rows = chunk;
@@ -23,7 +32,7 @@ outcome<std::vector<channel_constants>> measure_key_channels(
     if (!cache) {
         return cache.failure();
     }
-    const auto sequence = cache->create_sequence(nullptr);
+    const auto sequence = cache->create_sequence(nullptr, KV_SEQ_GATHER_STATISTICS);
     if (!sequence) {
         return sequence.failure();
     }
@@ -44,9 +53,39 @@ outcome<std::vector<channel_constants>> measure_key_channels(
         }
         tokens = tokens.subspan(item.tokens.size());
     }
+    return text_read{std::move(*cache), *sequence};
+}
+
+}  // namespace
+
+outcome<std::vector<channel_constants>> measure_key_channels(
+    const generate::llama_model& model, std::span<const generate::token_id> tokens,
+    std::uint32_t chunk, std::uint32_t threads) {
+    const auto read = read_through(model, tokens, chunk, threads);
+    if (!read) {
+        return read.failure();
+    }
     std::vector<channel_constants> measured;
     for (std::uint32_t layer = 0; layer < model.config.layers; ++layer) {
-        auto one = cache->fit_keys(*sequence, layer);
+        auto one = (*read).cache.fit_keys((*read).sequence, layer);
+        if (!one) {
+            return one.failure();
+        }
+        measured.push_back(std::move(*one));
+    }
+    return measured;
+}
+
+outcome<std::vector<generate::query_statistics>> measure_queries(
+    const generate::llama_model& model, std::span<const generate::token_id> tokens,
+    std::uint32_t chunk, std::uint32_t threads) {
+    const auto read = read_through(model, tokens, chunk, threads);
+    if (!read) {
+        return read.failure();
+    }
+    std::vector<generate::query_statistics> measured;
+    for (std::uint32_t layer = 0; layer < model.config.layers; ++layer) {
+        auto one = (*read).cache.gathered((*read).sequence, layer);
         if (!one) {
             return one.failure();
         }

@@ -1,23 +1,20 @@
 // The program: reads the arguments, loads the model, and evaluates every configuration that this
-// library can store.
+// library can store; or, with --retention as its first argument, methods of eviction.
 //
 // The table goes to standard output, everything else to standard error. Exit status: 0 done, 1 the
 // model, the text or the evaluation failed, 2 the arguments were wrong.
 #include <chrono>
 #include <cstdio>
 #include <filesystem>
-#include <memory>
 
 #include "evaluate/calibration.hpp"
+#include "evaluate/files.hpp"
 #include "evaluate/options.hpp"
 #include "evaluate/plot.hpp"
 #include "evaluate/results.hpp"
+#include "evaluate/retention_run.hpp"
 #include "evaluate/text_run.hpp"
-#include "gguf.hpp"
-#include "mapped_file.hpp"
 #include "text.hpp"
-#include "trace/output_file.hpp"
-#include "trace/trace.hpp"
 
 namespace evaluate {
 
@@ -41,28 +38,6 @@ outcome<std::vector<configuration>> choose(const program_options& wanted) {
         }
     }
     return chosen;
-}
-
-// A file that is opened before anything is computed for it. Without a path, none.
-using output = std::unique_ptr<trace::output_file>;
-
-outcome<output> open_output(const std::string& path) {
-    try {
-        return path.empty() ? output() : std::make_unique<trace::output_file>(path);
-    } catch (const trace::error& failure) {
-        return error{failure.what()};
-    }
-}
-
-outcome<nothing> write(const output& file, const std::string& content) {
-    try {
-        if (file != nullptr) {
-            file->commit(std::as_bytes(std::span(content)));
-        }
-        return nothing{};
-    } catch (const trace::error& failure) {
-        return error{failure.what()};
-    }
 }
 
 result result_of(const std::string& name, const text_scores& scores) {
@@ -188,28 +163,13 @@ outcome<nothing> run(const program_options& wanted) {
     if (!plot_file) {
         return plot_file.failure();
     }
-    const auto mapped = generate::mapped_file::open(wanted.text);
-    if (!mapped) {
-        return mapped.failure();
+    const auto opened = open_inputs(wanted.model, wanted.text);
+    if (!opened) {
+        return opened.failure();
     }
-    const std::string_view text(reinterpret_cast<const char*>(mapped->bytes().data()),
-                                mapped->bytes().size());
-    const auto file = generate::gguf_file::open(wanted.model);
-    if (!file) {
-        return file.failure();
-    }
-    const auto words = generate::tokenizer::from_gguf(*file);
-    if (!words) {
-        return error{fmt::format("'{}': {}", wanted.model, words.message())};
-    }
-    const auto model = generate::llama_model::load(*file);
-    if (!model) {
-        return error{fmt::format("'{}': {}", wanted.model, model.message())};
-    }
-    if (words->size() > model->config.vocabulary) {
-        return error{fmt::format("the tokenizer has {} tokens, the model knows {}", words->size(),
-                                 model->config.vocabulary)};
-    }
+    const generate::tokenizer& words = opened->words;
+    const generate::llama_model& model = opened->model;
+    const std::string_view text = opened->text();
 
     evaluation done;
     done.model = std::filesystem::path(wanted.model).filename().string();
@@ -218,24 +178,24 @@ outcome<nothing> run(const program_options& wanted) {
     done.chunk = wanted.chunk;
     const bool measure = needs_key_channels(*chosen);
     const auto parts = cut_text(
-        *words, text, measure ? std::min(calibration_tokens, model->config.context) : 0, wanted);
+        words, text, measure ? std::min(calibration_tokens, model.config.context) : 0, wanted);
     if (!parts) {
         return parts.failure();
     }
     key_channels channels;
     if (measure) {
-        auto measured = measure_key_channels(*model, parts->measured, wanted.chunk, wanted.threads);
+        auto measured = measure_key_channels(model, parts->measured, wanted.chunk, wanted.threads);
         if (!measured) {
             return measured.failure();
         }
         channels = std::move(*measured);
     }
-    if (auto read = read_text(*model, *words, parts->scored, *chosen, channels, wanted, done);
+    if (auto read = read_text(model, words, parts->scored, *chosen, channels, wanted, done);
         !read) {
         return read;
     }
     if (wanted.tasks) {
-        if (auto asked = do_tasks(*model, *words, text, *chosen, channels, wanted, done); !asked) {
+        if (auto asked = do_tasks(model, words, text, *chosen, channels, wanted, done); !asked) {
             return asked;
         }
     }
@@ -251,8 +211,12 @@ outcome<nothing> run(const program_options& wanted) {
 }  // namespace evaluate
 
 int main(int count, char** words) {
-    const auto wanted = evaluate::parse_options(
-        std::span<const char* const>(words, static_cast<std::size_t>(count)).subspan(1));
+    const auto given =
+        std::span<const char* const>(words, static_cast<std::size_t>(count)).subspan(1);
+    if (!given.empty() && given.front() == std::string_view("--retention")) {
+        return evaluate::retention_main(given.subspan(1));
+    }
+    const auto wanted = evaluate::parse_options(given);
     if (!wanted) {
         std::fprintf(stderr, "evaluate: %s\n\n%s", wanted.message().c_str(),
                      evaluate::usage().c_str());

@@ -9,8 +9,6 @@
 
 namespace evaluate {
 
-namespace {
-
 outcome<nothing> read_number(std::string_view option, std::string_view word, std::uint32_t least,
                              std::uint32_t most, std::uint32_t& target) {
     std::uint32_t value = 0;
@@ -23,6 +21,8 @@ outcome<nothing> read_number(std::string_view option, std::string_view word, std
     target = value;
     return nothing{};
 }
+
+namespace {
 
 outcome<nothing> read_formats(std::string_view word, program_options& read) {
     auto list = parse_configurations(word);
@@ -126,6 +126,7 @@ outcome<program_options> parse_options(std::span<const char* const> words) {
 std::string usage() {
     return fmt::format(
         "usage: evaluate --model FILE --text FILE [options]\n"
+        "       evaluate --retention ... (methods of eviction: see evaluate --retention --help)\n"
         "\n"
         "Measures what a Llama-family model loses by each way of storing its KV cache, on real "
         "text,\n"

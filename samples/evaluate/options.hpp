@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <span>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "evaluate/configuration.hpp"
@@ -32,5 +33,9 @@ struct program_options {
 outcome<program_options> parse_options(std::span<const char* const> words);
 
 std::string usage();
+
+// The value of an option, a whole number from `least` to `most`.
+outcome<nothing> read_number(std::string_view option, std::string_view word, std::uint32_t least,
+                             std::uint32_t most, std::uint32_t& target);
 
 }  // namespace evaluate

@@ -4,8 +4,8 @@
 #include <cmath>
 #include <vector>
 
+#include "evaluate/svg.hpp"
 #include "text.hpp"
-#include "unicode.hpp"
 
 namespace evaluate {
 
@@ -30,15 +30,6 @@ struct rectangle {
     }
 };
 
-// A logarithmic axis: values between `low` and `high` lie between pixels `from` and `to`.
-struct axis {
-    double low, high, from, to;
-
-    double place(double value) const {
-        return from + (to - from) * std::log(value / low) / std::log(high / low);
-    }
-};
-
 struct point {
     const result* shown;
     double x, y;
@@ -59,37 +50,6 @@ const group& group_of(const std::string& name) {
     const bool apart = name.find('/') != std::string::npos;
     const bool rotated = name.find('+') != std::string::npos;
     return groups[edges ? 3 : apart ? 2 : rotated ? 1 : 0];
-}
-
-std::string escaped(std::string_view text) {
-    std::string safe;
-    for (const char character : generate::valid_utf8(text)) {
-        switch (character) {
-            case '&':
-                safe += "&amp;";
-                break;
-            case '<':
-                safe += "&lt;";
-                break;
-            case '>':
-                safe += "&gt;";
-                break;
-            default:
-                safe += static_cast<unsigned char>(character) < 0x20 ? ' ' : character;
-        }
-    }
-    return safe;
-}
-
-std::string text_at(double x, double y, const char* anchor, std::string_view words,
-                    std::string_view more = "") {
-    return fmt::format("<text x=\"{:.1f}\" y=\"{:.1f}\" text-anchor=\"{}\"{}>{}</text>\n", x, y,
-                       anchor, more, escaped(words));
-}
-
-std::string line_between(double x0, double y0, double x1, double y1, const char* style) {
-    return fmt::format("<line x1=\"{:.1f}\" y1=\"{:.1f}\" x2=\"{:.1f}\" y2=\"{:.1f}\" {}/>\n", x0,
-                       y0, x1, y1, style);
 }
 
 bool has_place(const evaluation& done, const result& one) {
@@ -214,11 +174,7 @@ std::string plot(const evaluation& done) {
     std::sort(points.begin(), points.end(),
               [](const point& a, const point& b) { return a.y < b.y; });
 
-    std::string svg = fmt::format(
-        "<svg xmlns=\"http://www.w3.org/2000/svg\" viewBox=\"0 0 {0} {1}\" width=\"{0}\" "
-        "height=\"{1}\" font-family=\"sans-serif\" font-size=\"11\">\n"
-        "<rect width=\"{0}\" height=\"{1}\" fill=\"#ffffff\"/>\n",
-        width, height);
+    std::string svg = svg_begin(width, height);
     svg += text_at(left, 24, "start",
                    fmt::format("{}, {} tokens of {}: lower and further left is better", done.model,
                                done.tokens, done.text),

@@ -1,8 +1,6 @@
 #include "evaluate/results.hpp"
 
-#include <algorithm>
-#include <cmath>
-
+#include "evaluate/cells.hpp"
 #include "report.hpp"
 #include "text.hpp"
 
@@ -11,10 +9,6 @@ namespace evaluate {
 namespace {
 
 using generate::json_string;
-
-std::string json_number(double value) {
-    return std::isfinite(value) ? fmt::format("{}", value) : "null";
-}
 
 std::string json_shares(std::span<const task_scores::ratio> of_depths) {
     std::string list;
@@ -50,16 +44,6 @@ std::string json_of(const evaluation& done, const result& one) {
     return json + fmt::format("      \"seconds\": {}\n    }}", json_number(one.seconds));
 }
 
-// Three significant digits: divergences lie orders of magnitude apart.
-std::string short_number(double value) {
-    if (value == 0 || !std::isfinite(value)) {
-        return fmt::format("{}", value);
-    }
-    return value < 1e-3 ? fmt::format("{:.2e}", value) : fmt::format("{:#.3g}", value);
-}
-
-std::string percent(double share) { return fmt::format("{:.2f} %", 100 * share); }
-
 std::vector<std::string> cells_of(const evaluation& done, const result& one) {
     std::vector<std::string> cells = {
         one.configuration,
@@ -94,24 +78,7 @@ std::string table(const evaluation& done) {
     for (const result& one : done.results) {
         rows.push_back(cells_of(done, one));
     }
-    std::string text;
-    for (std::size_t row = 0; row < rows.size(); ++row) {
-        std::string line = "|";
-        std::string rule = "|";
-        for (std::size_t column = 0; column < rows[row].size(); ++column) {
-            std::size_t width = 0;
-            for (const auto& other : rows) {
-                width = std::max(width, other[column].size());
-            }
-            const bool left = column == 0;
-            line += left ? fmt::format(" {:<{}} |", rows[row][column], width)
-                         : fmt::format(" {:>{}} |", rows[row][column], width);
-            rule += left ? fmt::format(" {:-<{}} |", "", width)
-                         : fmt::format(" {:-<{}}: |", "", width - 1);
-        }
-        text += line + "\n" + (row == 0 ? rule + "\n" : "");
-    }
-    return text;
+    return markdown_table(rows, 1);
 }
 
 std::string report(const evaluation& done) {

@@ -65,6 +65,7 @@ outcome<kv_cache> kv_cache::create(const llama_config& config, const cache_optio
     layer.kv_heads = config.kv_heads;
     layer.key_dim = config.head_dim;
     layer.rope = &rope;
+    layer.flags = options.lane_per_head ? KV_LAYER_LANE_PER_HEAD : 0;
     const std::size_t choices = options.storage.size();
     if (choices != 1 && choices != config.layers) {
         return error{fmt::format("storage is given for {} layers, the model has {}", choices,
@@ -111,6 +112,7 @@ outcome<kv_cache> kv_cache::create(const llama_config& config, const cache_optio
     pool_config.max_tokens_per_sequence = options.most_tokens;
     pool_config.max_step_tokens = options.most_step_rows;
     pool_config.threads = options.threads;
+    pool_config.max_observed_sequences = options.most_observed;
 
     // Without an arena the plan says how large a one these limits need.
     kv_plan_report plan = KV_INIT(kv_plan_report);
@@ -129,6 +131,8 @@ outcome<kv_cache> kv_cache::create(const llama_config& config, const cache_optio
     cache.query_heads_ = config.query_heads;
     cache.kv_heads_ = config.kv_heads;
     cache.head_dim_ = config.head_dim;
+    const auto pairs = static_cast<std::uint32_t>(config.inverse_frequencies.size());
+    cache.bands_ = pairs + (config.head_dim - 2 * pairs);
     return cache;
 }
 
@@ -139,7 +143,8 @@ kv_cache::kv_cache(kv_cache&& other) noexcept
       positions_(std::move(other.positions_)),
       query_heads_(other.query_heads_),
       kv_heads_(other.kv_heads_),
-      head_dim_(other.head_dim_) {}
+      head_dim_(other.head_dim_),
+      bands_(other.bands_) {}
 
 kv_cache::~kv_cache() { cancel(); }
 
@@ -148,8 +153,9 @@ void kv_cache::cancel() {
     static_cast<void>(kv_step_cancel(std::exchange(step_, nullptr)) == KV_OK);
 }
 
-outcome<kv_seq> kv_cache::create_sequence(const kv_policy* policy) {
+outcome<kv_seq> kv_cache::create_sequence(const kv_policy* policy, std::uint32_t flags) {
     kv_seq_config config = KV_INIT(kv_seq_config);
+    config.flags = flags;
     config.policy = policy;
     kv_seq sequence = 0;
     const kv_status status = kv_seq_create(pool_.get(), &config, &sequence);
@@ -174,6 +180,23 @@ outcome<std::vector<kv_seq>> kv_cache::fork(kv_seq parent, std::size_t count) {
         return library_error("kv_seq_fork", status);
     }
     return children;
+}
+
+outcome<nothing> kv_cache::set_policy(kv_seq sequence, const kv_policy& policy) {
+    const kv_status status = kv_seq_set_policy(pool_.get(), sequence, &policy);
+    if (status != KV_OK) {
+        return library_error("kv_seq_set_policy", status);
+    }
+    return nothing{};
+}
+
+outcome<kv_compress_report> kv_cache::compress(kv_seq sequence) {
+    kv_compress_report report = KV_INIT(kv_compress_report);
+    const kv_status status = kv_compress(pool_.get(), sequence, nullptr, &report);
+    if (status != KV_OK) {
+        return library_error("kv_compress", status);
+    }
+    return report;
 }
 
 outcome<std::span<const std::uint32_t>> kv_cache::begin(std::span<const item> items) {
@@ -280,6 +303,51 @@ outcome<std::uint64_t> kv_cache::retained(kv_seq sequence, std::uint32_t layer) 
         return library_error("kv_seq_get_layer_info", status);
     }
     return info.retained;
+}
+
+namespace {
+
+kv_query_statistics view_of(query_statistics& statistics, std::uint32_t layer,
+                            std::uint32_t query_heads, std::uint32_t bands) {
+    kv_query_statistics view = KV_INIT(kv_query_statistics);
+    view.layer = layer;
+    view.query_heads = query_heads;
+    view.bands = bands;
+    view.tokens = statistics.tokens;
+    view.mean_real = statistics.mean_real.data();
+    view.mean_imaginary = statistics.mean_imaginary.data();
+    view.mean_magnitude = statistics.mean_magnitude.data();
+    return view;
+}
+
+}  // namespace
+
+outcome<query_statistics> kv_cache::gathered(kv_seq sequence, std::uint32_t layer) const {
+    const std::size_t size = std::size_t{query_heads_} * bands_;
+    query_statistics statistics = {0, std::vector<float>(size), std::vector<float>(size),
+                                   std::vector<float>(size)};
+    kv_query_statistics view = view_of(statistics, layer, query_heads_, bands_);
+    const kv_status status = kv_seq_get_statistics(pool_.get(), sequence, &view);
+    if (status != KV_OK) {
+        return library_error("kv_seq_get_statistics", status);
+    }
+    statistics.tokens = view.tokens;
+    return statistics;
+}
+
+outcome<nothing> kv_cache::set_statistics(std::uint32_t layer, query_statistics& statistics) {
+    const std::size_t size = std::size_t{query_heads_} * bands_;
+    if (statistics.mean_real.size() != size || statistics.mean_imaginary.size() != size ||
+        statistics.mean_magnitude.size() != size) {
+        return error{fmt::format("statistics of {} bands, this cache's layers have {}",
+                                 statistics.mean_real.size(), size)};
+    }
+    const kv_query_statistics view = view_of(statistics, layer, query_heads_, bands_);
+    const kv_status status = kv_pool_set_statistics(pool_.get(), &view);
+    if (status != KV_OK) {
+        return library_error("kv_pool_set_statistics", status);
+    }
+    return nothing{};
 }
 
 }  // namespace generate

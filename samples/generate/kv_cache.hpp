@@ -29,6 +29,14 @@ struct channel_constants {
     std::vector<float> scales;
 };
 
+// Of a layer's queries before rotation, [query_heads, bands] each (kv_query_statistics).
+struct query_statistics {
+    std::uint64_t tokens = 0;
+    std::vector<float> mean_real;
+    std::vector<float> mean_imaginary;
+    std::vector<float> mean_magnitude;
+};
+
 // Whether keys stored so need constants of their channels.
 inline bool takes_key_channels(const operand_storage& keys) {
     return keys.format == KV_FORMAT_AFFINE4;
@@ -47,6 +55,8 @@ struct cache_options {
     std::uint32_t most_tokens = 0;     // retained by one sequence
     std::uint32_t most_step_rows = 0;  // in one step
     std::uint32_t threads = 0;         // 0: one per processor
+    std::uint32_t most_observed = 0;   // sequences whose policies need observed attention
+    bool lane_per_head = false;        // heads of a layer may retain different numbers of tokens
 };
 
 // What a layer hands over and where it wants the result, [rows, heads, dim] each.
@@ -65,11 +75,15 @@ class kv_cache : public attention_cache {
     kv_cache& operator=(kv_cache&&) = delete;
     ~kv_cache() override;
 
-    // `policy` may be NULL: keep everything.
-    outcome<kv_seq> create_sequence(const kv_policy* policy);
+    // `policy` may be NULL: keep everything. `flags` are KV_SEQ_*.
+    outcome<kv_seq> create_sequence(const kv_policy* policy, std::uint32_t flags = 0);
     outcome<nothing> release_sequence(kv_seq sequence);
     // Sequences that begin with all that `parent` has read. Nothing is copied for that.
     outcome<std::vector<kv_seq>> fork(kv_seq parent, std::size_t count);
+    // What was observed for the policy before stays where the new one wants the same.
+    outcome<nothing> set_policy(kv_seq sequence, const kv_policy& policy);
+    // A round of the sequence's policy, now.
+    outcome<kv_compress_report> compress(kv_seq sequence);
 
     struct item {
         kv_seq sequence;
@@ -90,6 +104,9 @@ class kv_cache : public attention_cache {
     // Measured on all keys of the layer that the sequence holds.
     outcome<channel_constants> fit_keys(kv_seq sequence, std::uint32_t layer) const;
     outcome<std::uint64_t> retained(kv_seq sequence, std::uint32_t layer) const;
+    // What a sequence has gathered of its queries, and what serves all sequences of the cache.
+    outcome<query_statistics> gathered(kv_seq sequence, std::uint32_t layer) const;
+    outcome<nothing> set_statistics(std::uint32_t layer, query_statistics& statistics);
 
   private:
     struct pool_release {
@@ -105,6 +122,7 @@ class kv_cache : public attention_cache {
     std::uint32_t query_heads_ = 0;
     std::uint32_t kv_heads_ = 0;
     std::uint32_t head_dim_ = 0;
+    std::uint32_t bands_ = 0;  // of a head's query statistics
 };
 
 }  // namespace generate

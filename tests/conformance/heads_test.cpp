@@ -179,6 +179,32 @@ TEST_CASE("lanes per head: the bits of a layer with one lane, in every format") 
     }
 }
 
+TEST_CASE("lanes per head: round by round, heads that compete keep their budgets' sum") {
+    engine host(shape_of(storages[0], KV_LAYOUT_NATIVE, true));
+    kv_policy policy = policy_of(KV_SCORER_RANDOM, 100);
+    policy.allocator = KV_ALLOCATE_ADAPTIVE;
+    policy.recent = 10;
+    policy.every = 1;
+    const kv_seq sequence = host.create(&policy);
+    host.run({{sequence, 1, 150}});
+    bool below = false;
+    for (int round = 0; round < 20; ++round) {
+        CAPTURE(round);
+        for (const uint32_t layer : {0u, 1u}) {
+            std::size_t sum = 0;
+            for (uint32_t head = 0; head < kv_heads; ++head) {
+                const std::size_t kept = host.positions(sequence, layer, head).size();
+                below = below || kept + 8 < 100;  // less than its budget, also after the next step
+                sum += kept;
+            }
+            CHECK(sum == kv_heads * 100);
+        }
+        host.run({{sequence, 1, 8}});
+    }
+    CHECK(below);
+    require_ok(kv_pool_check(host.pool()));
+}
+
 TEST_CASE("lanes per head: a plan counts blocks by lane, bytes as before") {
     const kv_plan_report whole = plan_of(shape_of(storages[0], KV_LAYOUT_NATIVE, false), 1000);
     const kv_plan_report parts = plan_of(shape_of(storages[0], KV_LAYOUT_NATIVE, true), 1000);

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <limits>
 
 generate::outcome<generate::nothing> dense_cache::attend(std::uint32_t layer,
                                                          const generate::attention_rows& rows) {
@@ -27,6 +28,9 @@ generate::outcome<generate::nothing> dense_cache::attend(std::uint32_t layer,
                                   static_cast<double>(keys[j * token_size + first + d]);
                 }
                 weights[j] *= scale;
+                if (sees_ && !sees_(tokens - 1, j)) {
+                    weights[j] = -std::numeric_limits<double>::infinity();
+                }
             }
             const double largest = *std::max_element(weights.begin(), weights.end());
             double total = 0;

@@ -3,68 +3,26 @@
 #include <doctest/doctest.h>
 
 #include <cmath>
-#include <numeric>
 
-#include "dense_cache.hpp"
 #include "evaluate/calibration.hpp"
 #include "evaluate/tasks.hpp"
 #include "evaluate/text_run.hpp"
 #include "sampler.hpp"
-#include "tiny_model.hpp"
+#include "small_llama.hpp"
 
 using evaluate::configuration;
 using generate::token_id;
 
 namespace {
 
-constexpr std::uint32_t vocabulary = 100;
-constexpr std::uint32_t layers = 3;
-constexpr std::uint32_t head_dim = 32;
-constexpr std::uint32_t width = 64;
-
-// Two query heads on one KV head, as small as the library's heads can be.
-const generate::llama_model& small_model() {
-    static const gguf_builder built = [] {
-        tiny_model plan;
-        plan.sizes = {
-            {"llama.block_count", layers},     {"llama.embedding_length", width},
-            {"llama.attention.head_count", 2}, {"llama.attention.head_count_kv", 1},
-            {"llama.feed_forward_length", 40}, {"llama.context_length", 512},
-        };
-        plan.tensors = {{"token_embd.weight", {width, vocabulary}},
-                        {"output_norm.weight", {width}}};
-        for (std::uint32_t i = 0; i < layers; ++i) {
-            const std::string block = "blk." + std::to_string(i) + ".";
-            plan.shape(block + "attn_norm.weight") = {width};
-            plan.shape(block + "attn_q.weight") = {width, 2 * head_dim};
-            plan.shape(block + "attn_k.weight") = {width, head_dim};
-            plan.shape(block + "attn_v.weight") = {width, head_dim};
-            plan.shape(block + "attn_output.weight") = {2 * head_dim, width};
-            plan.shape(block + "ffn_norm.weight") = {width};
-            plan.shape(block + "ffn_gate.weight") = {width, 40};
-            plan.shape(block + "ffn_up.weight") = {width, 40};
-            plan.shape(block + "ffn_down.weight") = {40, width};
-        }
-        return plan.write();
-    }();
-    static const generate::llama_model model = [] {
-        generate::set_matrix_threads(1);
-        auto file = generate::gguf_file::parse(built.bytes());
-        REQUIRE(file);
-        auto loaded = generate::llama_model::load(*file);
-        REQUIRE_MESSAGE(loaded, (loaded ? std::string() : loaded.message()));
-        return std::move(*loaded);
-    }();
-    return model;
-}
-
-std::vector<token_id> some_tokens(std::size_t count) {
-    std::vector<token_id> tokens;
-    for (std::uint32_t i = 0; i < count; ++i) {
-        tokens.push_back((i * i + 7 * i) % 97);
-    }
-    return tokens;
-}
+using small_llama::dense_logits;
+using small_llama::head_dim;
+using small_llama::layers;
+using small_llama::loss_of;
+using small_llama::small_model;
+using small_llama::some_tokens;
+using small_llama::vocabulary;
+using small_llama::width;
 
 std::vector<configuration> configurations(std::string_view list) {
     auto read = evaluate::parse_configurations(list);
@@ -85,25 +43,6 @@ evaluate::text_scores_of_all score(std::span<const token_id> tokens, std::string
                                        [](std::size_t, std::size_t) {});
     REQUIRE_MESSAGE(scores, (scores ? std::string() : scores.message()));
     return std::move(*scores);
-}
-
-// Logits of every token of one text, [tokens, vocabulary], without the library.
-std::vector<float> dense_logits(std::span<const token_id> tokens) {
-    std::vector<std::uint32_t> rows(tokens.size());
-    std::iota(rows.begin(), rows.end(), 0u);
-    std::vector<float> logits(tokens.size() * vocabulary);
-    dense_cache cache(small_model().config);
-    generate::forward_pass pass(small_model(), tokens.size());
-    REQUIRE(pass.run({tokens, rows, rows}, cache, logits));
-    return logits;
-}
-
-double loss_of(std::span<const float> logits, token_id token) {
-    double sum = 0;
-    for (const float logit : logits) {
-        sum += std::exp(static_cast<double>(logit));
-    }
-    return std::log(sum) - static_cast<double>(logits[token]);
 }
 
 }  // namespace

@@ -1,0 +1,34 @@
+// Tasks under a budget: things hidden in a text that is compressed before it is asked for.
+//
+// A context is read whole, then compressed to the budget, once. With the question unseen, that
+// comes before it: whatever may be asked must have stayed. With the question seen, all of it but
+// its last token has been read with the context, which observed attention profits from. Every token
+// of an answer is told from what was left.
+#pragma once
+
+#include <functional>
+#include <span>
+#include <vector>
+
+#include "evaluate/retention_family.hpp"
+#include "evaluate/tasks.hpp"
+
+namespace evaluate {
+
+// Of one contender.
+struct retained_tasks {
+    task_scores unseen;
+    task_scores seen;
+};
+
+// Called after each context.
+using observe_contexts = std::function<void(std::size_t done, std::size_t contexts)>;
+
+// One a contender. Budgets are percents of a context's own length.
+outcome<std::vector<retained_tasks>> run_tasks(const generate::llama_model& model,
+                                               std::span<const task_context> contexts,
+                                               std::span<const contender> contenders,
+                                               const retention_options& options,
+                                               const observe_contexts& observe);
+
+}  // namespace evaluate
