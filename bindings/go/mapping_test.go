@@ -63,7 +63,7 @@ func distinct(target reflect.Value) {
 // sameFields compares the numbers of two structs by name, `ignored` apart.
 func sameFields(t *testing.T, ours, theirs reflect.Value, ignored ...string) {
 	t.Helper()
-	skip := map[string]bool{"struct_size": true, "reserved0": true}
+	skip := map[string]bool{"struct_size": true, "reserved0": true, "reserved1": true}
 	for _, name := range ignored {
 		skip[name] = true
 	}
@@ -103,10 +103,12 @@ func TestResultsKeepTheirPlaces(t *testing.T) {
 	}{
 		"kv_seq_info":            {sequenceInfoOf, []string{"flags"}},
 		"kv_seq_layer_info":      {layerInfoOf, []string{"flags"}},
+		"kv_retention_info":      {retentionInfoOf, []string{"flags"}},
 		"kv_append_info":         {appendInfoOf, []string{"flags"}},
 		"kv_reserve_report":      {reserveReportOf, []string{"flags", "item_status_capacity"}},
 		"kv_step_report":         {stepReportOf, []string{"flags"}},
 		"kv_compress_report":     {compressReportOf, []string{"flags"}},
+		"kv_policy_footprint":    {policyFootprintOf, []string{"flags"}},
 		"kv_pool_stats":          {poolStatsOf, []string{"flags"}},
 		"kv_class_stats":         {classStatsOf, []string{"flags"}},
 		"kv_plan_report":         {planOf, []string{"flags", "reserved0"}},

@@ -33,8 +33,15 @@ type Rope struct {
 // LayerFlags are the KV_LAYER_* of kvrt.h.
 type LayerFlags uint32
 
-// LayerShared is a layer that stores nothing and attends over the cache of SharedLayer.
-const LayerShared LayerFlags = C.KV_LAYER_SHARED
+// The flags of a layer.
+const (
+	// LayerShared is a layer that stores nothing and attends over the cache of SharedLayer.
+	LayerShared LayerFlags = C.KV_LAYER_SHARED
+
+	// LayerLanePerHead gives each KV head blocks of its own, so that policies may keep other
+	// numbers of tokens in each. Not with LayerShared.
+	LayerLanePerHead LayerFlags = C.KV_LAYER_LANE_PER_HEAD
+)
 
 // Layer is one layer of a model. Zero means the default: a Llama-like layer needs the heads and
 // KeyDim alone.
@@ -108,6 +115,13 @@ type Config struct {
 	MaxStepTokens        uint32 // default 8192
 	Threads              uint32 // of the library's own, the caller's included; 0: one per processor
 	Hooks                *Hooks // copied; may be nil
+
+	// MaxObservedSequences are those whose policies need observed attention, or scores of the host.
+	// Each takes host memory: 12 bytes per layer, KV head and token of MaxTokensPerSequence.
+	MaxObservedSequences uint32
+	// PressurePercent: when more of the arena is pinned at a step's end, policies of sequences
+	// outside of open steps run at once, until that is over; 0: never.
+	PressurePercent uint32
 }
 
 // transfer is C memory that lives for the length of one call.
@@ -245,5 +259,7 @@ func (t *transfer) config(config Config) *C.kv_pool_config {
 	out.max_step_sequences = C.uint32_t(config.MaxStepSequences)
 	out.max_step_tokens = C.uint32_t(config.MaxStepTokens)
 	out.threads = C.uint32_t(config.Threads)
+	out.max_observed_sequences = C.uint32_t(config.MaxObservedSequences)
+	out.pressure_percent = C.uint32_t(config.PressurePercent)
 	return out
 }

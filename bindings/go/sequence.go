@@ -35,6 +35,10 @@ type SequenceInfo struct {
 	UserData    uint64
 	InStep      bool
 	Compactions uint32 // rounds that have removed something
+
+	RoundsSkipped uint64          // rounds of its policy that were due and removed nothing
+	LastOutcome   CompressOutcome // of its last round, 0: there was none
+	LastFailure   Status          // of its last round: Again when blocks were missing
 }
 
 // LayerInfo is what a sequence holds in one layer.
@@ -164,6 +168,10 @@ func sequenceInfoOf(from *C.kv_seq_info) SequenceInfo {
 		UserData:    uint64(from.user_data),
 		InStep:      from.in_step != 0,
 		Compactions: uint32(from.compactions),
+
+		RoundsSkipped: uint64(from.rounds_skipped),
+		LastOutcome:   CompressOutcome(from.last_outcome),
+		LastFailure:   Status(from.last_failure),
 	}
 }
 

@@ -87,6 +87,15 @@ kvgo_seq_layer_info kvgo_seq_get_layer_info(uintptr_t pool, kv_seq seq, uint32_t
     return out;
 }
 
+kvgo_retention_info kvgo_seq_get_retention(uintptr_t pool, kv_seq seq, uint32_t layer,
+                                           uint32_t kv_head) {
+    kvgo_retention_info out = {{KV_OK, NULL}, KV_INIT(kv_retention_info)};
+    out.info.layer = layer;
+    out.info.kv_head = kv_head;
+    out.result = finish(kv_seq_get_retention(pool_of(pool), seq, &out.info));
+    return out;
+}
+
 kvgo_count kvgo_seq_get_positions(uintptr_t pool, kv_seq seq, uint32_t layer, uint32_t kv_head,
                                   uint64_t capacity, uint32_t* positions) {
     kvgo_count out = {{KV_OK, NULL}, 0};
@@ -151,7 +160,8 @@ kvgo_result kvgo_step_cancel(uintptr_t step) { return finish(kv_step_cancel(step
 
 /* ---- Tables and attention ----------------------------------------------------------------- */
 
-kvgo_tables kvgo_step_export(uintptr_t step, uint32_t layer, kvgo_buffers buffers) {
+kvgo_tables kvgo_step_export(uintptr_t step, uint32_t layer, uint32_t kv_head,
+                             kvgo_buffers buffers) {
     kvgo_tables out = {{KV_OK, NULL}, KV_INIT(kv_tables)};
     kv_tables* tables = &out.tables;
     tables->block_table = buffers.block_table;
@@ -171,6 +181,7 @@ kvgo_tables kvgo_step_export(uintptr_t step, uint32_t layer, kvgo_buffers buffer
     tables->item_capacity = buffers.item_capacity;
     tables->token_capacity = buffers.token_capacity;
     tables->slot_positions_capacity = buffers.slot_positions_capacity;
+    tables->kv_head = kv_head;
     out.result = finish(kv_step_export(step_of(step), layer, tables));
     tables->block_table = tables->indptr = tables->indices = tables->last_page_len = NULL;
     tables->slot_mapping = NULL;
@@ -232,6 +243,29 @@ kvgo_compress_report kvgo_compress(uintptr_t pool, kv_seq seq, const kv_policy* 
     options.policy = policy;
     kvgo_compress_report out = {{KV_OK, NULL}, KV_INIT(kv_compress_report)};
     out.result = finish(kv_compress(pool_of(pool), seq, &options, &out.report));
+    return out;
+}
+
+kvgo_policy_footprint kvgo_pool_policy_footprint(uintptr_t pool, const kv_policy* policy,
+                                                 uint64_t step_tokens, uint64_t tokens) {
+    kvgo_policy_footprint out = {{KV_OK, NULL}, KV_INIT(kv_policy_footprint)};
+    out.footprint.step_tokens = step_tokens;
+    out.footprint.tokens = tokens;
+    out.result = finish(kv_pool_policy_footprint(pool_of(pool), policy, &out.footprint));
+    return out;
+}
+
+kvgo_result kvgo_seq_set_scores(uintptr_t pool, kv_seq seq, uint32_t layer, uint64_t first_position,
+                                uint64_t tokens, const float* scores) {
+    return finish(
+        kv_seq_set_scores(pool_of(pool), seq, layer, first_position, tokens, scores));
+}
+
+kvgo_count kvgo_seq_get_scores(uintptr_t pool, kv_seq seq, uint32_t layer, uint32_t kv_head,
+                               uint64_t capacity, float* scores) {
+    kvgo_count out = {{KV_OK, NULL}, 0};
+    out.result =
+        finish(kv_seq_get_scores(pool_of(pool), seq, layer, kv_head, capacity, scores, &out.count));
     return out;
 }
 

@@ -54,6 +54,11 @@ typedef struct kvgo_seq_layer_info {
     kv_seq_layer_info info;
 } kvgo_seq_layer_info;
 
+typedef struct kvgo_retention_info {
+    kvgo_result result;
+    kv_retention_info info;
+} kvgo_retention_info;
+
 typedef struct kvgo_count {
     kvgo_result result;
     uint64_t count;
@@ -69,6 +74,8 @@ kvgo_result kvgo_seq_pin(uintptr_t pool, kv_seq seq, uint64_t first, uint64_t co
 kvgo_result kvgo_seq_unpin(uintptr_t pool, kv_seq seq);
 kvgo_seq_info kvgo_seq_get_info(uintptr_t pool, kv_seq seq);
 kvgo_seq_layer_info kvgo_seq_get_layer_info(uintptr_t pool, kv_seq seq, uint32_t layer);
+kvgo_retention_info kvgo_seq_get_retention(uintptr_t pool, kv_seq seq, uint32_t layer,
+                                           uint32_t kv_head);
 kvgo_count kvgo_seq_get_positions(uintptr_t pool, kv_seq seq, uint32_t layer, uint32_t kv_head,
                                   uint64_t capacity, uint32_t* positions);
 
@@ -125,7 +132,8 @@ typedef struct kvgo_tables {
     kv_tables tables; /* its in-part is zero */
 } kvgo_tables;
 
-kvgo_tables kvgo_step_export(uintptr_t step, uint32_t layer, kvgo_buffers buffers);
+kvgo_tables kvgo_step_export(uintptr_t step, uint32_t layer, uint32_t kv_head,
+                             kvgo_buffers buffers);
 
 /* kv_tensor, whose data is bytes so that cgo sees memory without pointers. */
 typedef struct kvgo_tensor {
@@ -152,6 +160,19 @@ typedef struct kvgo_compress_report {
 
 /* `policy` is for this round only; NULL: the sequence's own. */
 kvgo_compress_report kvgo_compress(uintptr_t pool, kv_seq seq, const kv_policy* policy);
+
+typedef struct kvgo_policy_footprint {
+    kvgo_result result;
+    kv_policy_footprint footprint;
+} kvgo_policy_footprint;
+
+kvgo_policy_footprint kvgo_pool_policy_footprint(uintptr_t pool, const kv_policy* policy,
+                                                 uint64_t step_tokens, uint64_t tokens);
+/* `scores` are [KV heads of the layer, tokens]. */
+kvgo_result kvgo_seq_set_scores(uintptr_t pool, kv_seq seq, uint32_t layer, uint64_t first_position,
+                                uint64_t tokens, const float* scores);
+kvgo_count kvgo_seq_get_scores(uintptr_t pool, kv_seq seq, uint32_t layer, uint32_t kv_head,
+                               uint64_t capacity, float* scores);
 
 typedef struct kvgo_statistics {
     uint32_t layer, query_heads, bands;

@@ -45,6 +45,9 @@ type StepReport struct {
 	CompactionsSkipped   uint64
 	BlocksReturned       uint64
 	BytesReturned        uint64
+	PressureRounds       uint64          // rounds run because of Config.PressurePercent
+	LastSkipOutcome      CompressOutcome // of the last round that was skipped; 0: none was
+	LastSkipStatus       Status          // its status: Again when blocks were missing
 }
 
 // BeginStep opens a step. Two may be open at once, over different sequences.
@@ -270,6 +273,9 @@ func stepReportOf(from *C.kv_step_report) StepReport {
 		CompactionsSkipped:   uint64(from.compactions_skipped),
 		BlocksReturned:       uint64(from.blocks_returned),
 		BytesReturned:        uint64(from.bytes_returned),
+		PressureRounds:       uint64(from.pressure_rounds),
+		LastSkipOutcome:      CompressOutcome(from.last_skip_outcome),
+		LastSkipStatus:       Status(from.last_skip_status),
 	}
 }
 

@@ -23,7 +23,7 @@ type TableBuffers struct {
 	QueryStart       []int32 // [items + 1]
 	KVLen            []int32 // [items]: retained slots, this step's tokens included
 	Positions        []int32 // [tokens] of the new tokens
-	SlotPositions    []int32 // [KV heads, SlotIndptr[items]] of every slot of every item
+	SlotPositions    []int32 // [KV heads, SlotIndptr[items]] of every slot; one head of ExportHead
 	SlotIndptr       []int32 // [items + 1]: sums of KVLen
 	SealedBlocks     []int32 // [items]: how many of an item's first blocks are sealed
 }
@@ -82,6 +82,8 @@ type Tables struct {
 	// another where they are equal.
 	KeyIdentity   uint64
 	ValueIdentity uint64
+
+	KVHead uint32 // with LayerLanePerHead, whose all this is; else 0
 }
 
 // BlockMemory is the memory that exported ids address, lent for the length of a callback: the pool
@@ -156,7 +158,8 @@ func (l *listedBlocks) bytesOfEach() map[int32]uint64 {
 	return named
 }
 
-func (s Step) listBlocks(step *openStep, layer uint32, tables *Tables) (listedBlocks, error) {
+func (s Step) listBlocks(step *openStep, layer, kvHead uint32, tables *Tables) (listedBlocks,
+	error) {
 	items := tables.ItemCount
 	list := listedBlocks{
 		ids:         make([]int32, tables.IndicesCount),
@@ -165,7 +168,7 @@ func (s Step) listBlocks(step *openStep, layer uint32, tables *Tables) (listedBl
 		bytes:       uint64(tables.BlockBytes),
 		sealedBytes: uint64(tables.SealedBlockBytes),
 	}
-	exported := C.kvgo_step_export(step.handle, C.uint32_t(layer), C.kvgo_buffers{
+	exported := C.kvgo_step_export(step.handle, C.uint32_t(layer), C.uint32_t(kvHead), C.kvgo_buffers{
 		indices:          int32Pointer(list.ids),
 		indptr:           int32Pointer(list.indptr),
 		sealed_blocks:    int32Pointer(list.sealed),
@@ -179,17 +182,24 @@ func (s Step) listBlocks(step *openStep, layer uint32, tables *Tables) (listedBl
 // `use` is called with the memory that the ids address, and may be nil; its error is returned.
 func (s Step) Export(layer uint32, buffers *TableBuffers, use func(*BlockMemory) error) (Tables,
 	error) {
+	return s.ExportHead(layer, 0, buffers, use)
+}
+
+// ExportHead is Export for one KV head of a layer with LayerLanePerHead: the tables are about that
+// head alone, and the layer counts as written once all its heads are exported.
+func (s Step) ExportHead(layer, kvHead uint32, buffers *TableBuffers,
+	use func(*BlockMemory) error) (Tables, error) {
 	native := buffers.native()
 	step, err := s.enter()
 	if err != nil {
 		return Tables{}, err
 	}
-	exported := C.kvgo_step_export(step.handle, C.uint32_t(layer), native)
+	exported := C.kvgo_step_export(step.handle, C.uint32_t(layer), C.uint32_t(kvHead), native)
 	err = s.pool.failure(exported.result)
 	tables := tablesOf(&exported.tables)
 	var listed listedBlocks
 	if err == nil && use != nil {
-		listed, err = s.listBlocks(step, layer, &tables)
+		listed, err = s.listBlocks(step, layer, kvHead, &tables)
 	}
 	lends := err == nil && use != nil && s.pool.stay() == nil
 	s.pool.leave()
@@ -299,5 +309,6 @@ func tablesOf(from *C.kv_tables) Tables {
 		SealedValueHeadBytes: int64(from.sealed_value_head_bytes),
 		KeyIdentity:          uint64(from.key_identity),
 		ValueIdentity:        uint64(from.value_identity),
+		KVHead:               uint32(from.kv_head),
 	}
 }

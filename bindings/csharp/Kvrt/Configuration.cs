@@ -44,6 +44,15 @@ namespace Kvrt
 
         /// <summary>What the host does itself; may be null.</summary>
         public Hooks Hooks { get; set; }
+
+        /// <summary>Sequences whose policies need observed attention, or scores of the host. Each
+        /// takes host memory: 12 bytes per layer, KV head and token of <see
+        /// cref="MaxTokensPerSequence"/>.</summary>
+        public uint MaxObservedSequences { get; set; }
+
+        /// <summary>When more of the arena is pinned at a step's end, policies of sequences outside
+        /// of open steps run at once, until that is over; 0: never.</summary>
+        public uint PressurePercent { get; set; }
     }
 
     /// <summary>The layers of a model, in order.</summary>
@@ -110,6 +119,10 @@ namespace Kvrt
         /// <summary>An earlier layer whose cache this one attends over, storing nothing; null: this
         /// one stores.</summary>
         public uint? SharedLayer { get; set; }
+
+        /// <summary>Each KV head has blocks of its own, so that policies may keep other numbers of
+        /// tokens in each. Not with <see cref="SharedLayer"/>.</summary>
+        public bool LanePerHead { get; set; }
 
         /// <summary>A query at p sees positions above p - window; 0: all.</summary>
         public uint Window { get; set; }
@@ -208,7 +221,7 @@ namespace Kvrt
         /// <see cref="Pool.Compress"/>.</summary>
         public uint Every { get; set; }
 
-        /// <summary>The prompt's length, for <see cref="PolicyOptions.ProtectPrompt"/>.</summary>
+        /// <summary>The prompt's length, for what is said of the prompt.</summary>
         public uint PromptTokens { get; set; }
 
         /// <summary>Positions below this stay.</summary>
@@ -220,10 +233,65 @@ namespace Kvrt
         /// <summary>TriAttention: largest future offset, a power of two; 0: 65536.</summary>
         public uint OffsetMax { get; set; }
 
-        /// <summary>KeyNorm: the first so many layers are left whole.</summary>
+        /// <summary>The first so many layers are left whole (KeyNorm: 2 is usual).</summary>
         public uint SkipLayers { get; set; }
 
-        /// <summary>Of <see cref="Kvrt.Scorer.Random"/>.</summary>
+        /// <summary>Of all draws.</summary>
         public ulong Seed { get; set; }
+
+        /// <summary>How many tokens each layer and head keeps.</summary>
+        public Allocator Allocator { get; set; }
+
+        /// <summary>A round at step end when more than <see cref="Budget"/> and this are retained;
+        /// 0: <see cref="Every"/> alone decides.</summary>
+        public uint Slack { get; set; }
+
+        /// <summary>Scissorhands, SnapKv, RKv, VaseAttention: the last so many queries count; 0:
+        /// 400, 64, 8, 64.</summary>
+        public uint Window { get; set; }
+
+        /// <summary>Odd, at most 127: scores become the mean of so many neighbours; 0: the scorer's
+        /// own.</summary>
+        public uint PoolWidth { get; set; }
+
+        /// <summary>Attention of one-token steps is observed in every so-manieth alone; 0: in
+        /// each.</summary>
+        public uint ObserveEvery { get; set; }
+
+        /// <summary>H2o, Blend: what a query counts after each one behind it; 0: 1 and
+        /// 0.998.</summary>
+        public float Decay { get; set; }
+
+        /// <summary>Blend: share of what is expected; the rest is of what was; 0: 0.5.</summary>
+        public float PriorShare { get; set; }
+
+        /// <summary>RKv: weight of redundancy, up to 1; 0: 0.9.</summary>
+        public float Redundancy { get; set; }
+
+        /// <summary><see cref="PolicyOptions.ExactRedundancy"/>: keys are similar above this
+        /// cosine; 0: 0.5.</summary>
+        public float Similarity { get; set; }
+
+        /// <summary><see cref="Kvrt.Allocator.Adaptive"/>: of its budget each head is sure of; 0:
+        /// 0.2.</summary>
+        public float FloorShare { get; set; }
+
+        /// <summary>Of <see cref="Kvrt.Allocator.Threshold"/>.</summary>
+        public float Threshold { get; set; }
+
+        /// <summary><see cref="Kvrt.Allocator.Pyramid"/>: the last layer has budget / steepness; 0:
+        /// 20.</summary>
+        public uint Steepness { get; set; }
+
+        /// <summary>So many tokens whose values have the widest range stay; 0: none, VaseAttention
+        /// a quarter of the budget.</summary>
+        public uint ValueReserve { get; set; }
+
+        /// <summary>The prompt in so many equal parts, of each of which at least <see
+        /// cref="SegmentQuota"/> tokens stay; 0: off.</summary>
+        public uint Segments { get; set; }
+
+        /// <summary>So many tokens of each of the <see cref="Segments"/> stay, the best.</summary>
+        public uint SegmentQuota { get; set; }
     }
 }

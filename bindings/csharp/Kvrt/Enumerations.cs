@@ -235,7 +235,35 @@ namespace Kvrt
         /// <summary>Small norms of keys stay.</summary>
         KeyNorm = NativeConstants.KV_SCORER_KEY_NORM,
         /// <summary>Uniform, drawn anew each round.</summary>
-        Random = NativeConstants.KV_SCORER_RANDOM
+        Random = NativeConstants.KV_SCORER_RANDOM,
+        /// <summary>By the attention that Step.Attend observes, as the next five and <see
+        /// cref="Blend"/>: all of it. They take one of <see
+        /// cref="PoolConfig.MaxObservedSequences"/>, and so does <see cref="Host"/>.</summary>
+        H2o = NativeConstants.KV_SCORER_H2O,
+        /// <summary>How often it was at least the mean, in the last queries.</summary>
+        Scissorhands = NativeConstants.KV_SCORER_SCISSORHANDS,
+        /// <summary>That of the last query, over all heads of a layer.</summary>
+        Tova = NativeConstants.KV_SCORER_TOVA,
+        /// <summary>That of the last queries, pooled over neighbours.</summary>
+        SnapKv = NativeConstants.KV_SCORER_SNAPKV,
+        /// <summary>That of the last queries less redundancy of keys.</summary>
+        RKv = NativeConstants.KV_SCORER_RKV,
+        /// <summary>As <see cref="SnapKv"/>, sampled, with a reserve of large values.</summary>
+        VaseAttention = NativeConstants.KV_SCORER_VASE_ATTENTION,
+        /// <summary>Size of keys and values in random directions.</summary>
+        VaseSketch = NativeConstants.KV_SCORER_VASE_SKETCH,
+        /// <summary>Keys unlike the mean of all stay.</summary>
+        KeyDiff = NativeConstants.KV_SCORER_KEYDIFF,
+        /// <summary>Deviation within the ranges of the next tokens.</summary>
+        LagKv = NativeConstants.KV_SCORER_LAGKV,
+        /// <summary>Expected logits, from statistics of queries, times the size of
+        /// values.</summary>
+        ExpectedAttention = NativeConstants.KV_SCORER_EXPECTED_ATTENTION,
+        /// <summary>Numbers that the host gives: <see cref="Pool.SetScores"/>.</summary>
+        Host = NativeConstants.KV_SCORER_HOST,
+        /// <summary>What attention gave a token so far, and what <see cref="TriAttention"/>
+        /// expects.</summary>
+        Blend = NativeConstants.KV_SCORER_BLEND
     }
 
     /// <summary>Which sets of survivors may differ.</summary>
@@ -248,7 +276,26 @@ namespace Kvrt
         /// <summary>One set per KV head, the same in all layers.</summary>
         PerHead = NativeConstants.KV_SELECT_PER_HEAD,
         /// <summary>One set for the whole model.</summary>
-        Union = NativeConstants.KV_SELECT_UNION
+        Union = NativeConstants.KV_SELECT_UNION,
+        /// <summary>One set per layer, for all its KV heads.</summary>
+        PerLayer = NativeConstants.KV_SELECT_PER_LAYER
+    }
+
+    /// <summary>How many tokens each layer and head keeps of a round's budget.</summary>
+    public enum Allocator : uint
+    {
+        /// <summary>Uniform.</summary>
+        Default = NativeConstants.KV_ALLOCATE_DEFAULT,
+        /// <summary>The budget, everywhere.</summary>
+        Uniform = NativeConstants.KV_ALLOCATE_UNIFORM,
+        /// <summary>Falls from layer to layer around the budget.</summary>
+        Pyramid = NativeConstants.KV_ALLOCATE_PYRAMID,
+        /// <summary>Heads of a layer compete for their budgets' sum: layers with <see
+        /// cref="Layer.LanePerHead"/>.</summary>
+        Adaptive = NativeConstants.KV_ALLOCATE_ADAPTIVE,
+        /// <summary>What scores <see cref="Policy.Threshold"/> or more, at most the
+        /// budget.</summary>
+        Threshold = NativeConstants.KV_ALLOCATE_THRESHOLD
     }
 
     /// <summary>Switches of a policy.</summary>
@@ -264,7 +311,18 @@ namespace Kvrt
         /// <summary>TriAttention: the maximum over future offsets, not the mean.</summary>
         OffsetsMax = NativeConstants.KV_POLICY_OFFSETS_MAX,
         /// <summary>TriAttention: ignore statistics that were set on the pool.</summary>
-        StatisticsOnline = NativeConstants.KV_POLICY_STATISTICS_ONLINE
+        StatisticsOnline = NativeConstants.KV_POLICY_STATISTICS_ONLINE,
+        /// <summary>Survivors are drawn with probabilities as their scores: scorers by attention,
+        /// VaseSketch, ExpectedAttention and Host.</summary>
+        Sample = NativeConstants.KV_POLICY_SAMPLE,
+        /// <summary><see cref="Policy.PoolWidth"/> takes the greatest score, not the
+        /// mean.</summary>
+        PoolMax = NativeConstants.KV_POLICY_POOL_MAX,
+        /// <summary>RKv: with the rule that spares the newest of similar keys, at a quadratic
+        /// cost.</summary>
+        ExactRedundancy = NativeConstants.KV_POLICY_EXACT_REDUNDANCY,
+        /// <summary>A round also when the prompt has been accepted.</summary>
+        AtPromptEnd = NativeConstants.KV_POLICY_AT_PROMPT_END
     }
 
     /// <summary>What a round of compaction did.</summary>
@@ -277,7 +335,10 @@ namespace Kvrt
         /// <summary>The sequence is in an open step: the round runs at its end.</summary>
         Deferred = NativeConstants.KV_COMPRESS_DEFERRED,
         /// <summary>TriAttention has seen no queries and has no file.</summary>
-        NoStatistics = NativeConstants.KV_COMPRESS_NO_STATISTICS
+        NoStatistics = NativeConstants.KV_COMPRESS_NO_STATISTICS,
+        /// <summary>Nothing was observed for this scorer, or the host has given no
+        /// scores.</summary>
+        NoObservations = NativeConstants.KV_COMPRESS_NO_OBSERVATIONS
     }
 
     /// <summary>Kinds of objects that the library counts.</summary>

@@ -136,5 +136,8 @@ namespace Kvrt
 
         /// <summary>The same of values.</summary>
         public ulong ValueIdentity => report.value_identity;
+
+        /// <summary>Whose all this is, with <see cref="Layer.LanePerHead"/>; else 0.</summary>
+        public uint KvHead => report.kv_head;
     }
 }

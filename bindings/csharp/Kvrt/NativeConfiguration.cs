@@ -35,6 +35,8 @@ namespace Kvrt
             native.max_step_sequences = config.MaxStepSequences;
             native.max_step_tokens = config.MaxStepTokens;
             native.threads = config.Threads;
+            native.max_observed_sequences = config.MaxObservedSequences;
+            native.pressure_percent = config.PressurePercent;
             try
             {
                 Describe(model);
@@ -124,6 +126,7 @@ namespace Kvrt
             kv_layer layer = default;
             layer.struct_size = (uint)sizeof(kv_layer);
             layer.flags = source.SharedLayer.HasValue ? NativeConstants.KV_LAYER_SHARED : 0;
+            layer.flags |= source.LanePerHead ? NativeConstants.KV_LAYER_LANE_PER_HEAD : 0;
             layer.query_heads = source.QueryHeads;
             layer.kv_heads = source.KvHeads;
             layer.key_dim = source.KeyDim;
@@ -228,6 +231,21 @@ namespace Kvrt
             policy.offset_max = source.OffsetMax;
             policy.skip_layers = source.SkipLayers;
             policy.seed = source.Seed;
+            policy.allocator = (uint)source.Allocator;
+            policy.slack = source.Slack;
+            policy.window = source.Window;
+            policy.pool_width = source.PoolWidth;
+            policy.observe_every = source.ObserveEvery;
+            policy.decay = source.Decay;
+            policy.prior_share = source.PriorShare;
+            policy.redundancy = source.Redundancy;
+            policy.similarity = source.Similarity;
+            policy.floor_share = source.FloorShare;
+            policy.threshold = source.Threshold;
+            policy.steepness = source.Steepness;
+            policy.value_reserve = source.ValueReserve;
+            policy.segments = source.Segments;
+            policy.segment_quota = source.SegmentQuota;
             return policy;
         }
     }

@@ -1,4 +1,5 @@
-// Compaction by hand, and what sequences have learnt of their queries.
+// Compaction by hand, what policies take and have done, scores, and what sequences have learnt of
+// their queries.
 using System;
 using Kvrt.Native;
 
@@ -30,6 +31,121 @@ namespace Kvrt
             }
             Finish(status);
             return new CompressReport(report);
+        }
+
+        /// <summary>What a sequence takes under a policy, so that a scheduler can admit by it.
+        /// Pinned ranges come on top. <see cref="Status.Invalid"/>: a policy with neither
+        /// <see cref="Policy.Every"/> nor <see cref="Policy.Slack"/> has no steady state.</summary>
+        /// <param name="policy">The policy.</param>
+        /// <param name="stepTokens">Most tokens of the sequence in a step: a prefill chunk, or a
+        /// token with its drafts; 0: 1.</param>
+        /// <param name="tokens">Length of the sequence, for layers that the policy leaves whole; 0:
+        /// <see cref="PolicyFootprint.TokensSteady"/>.</param>
+        public PolicyFootprint GetPolicyFootprint(
+            Policy policy, ulong stepTokens = 0, ulong tokens = 0)
+        {
+            if (policy == null)
+            {
+                throw new ArgumentNullException(nameof(policy));
+            }
+            kv_policy native = NativePolicy.Describe(policy);
+            kv_policy_footprint footprint = default;
+            footprint.struct_size = (uint)sizeof(kv_policy_footprint);
+            footprint.step_tokens = stepTokens;
+            footprint.tokens = tokens;
+            int status;
+            PoolLease lease = Enter();
+            try
+            {
+                status = NativeMethods.kv_pool_policy_footprint(lease.Pool, &native, &footprint);
+            }
+            finally
+            {
+                lease.Release();
+            }
+            Finish(status);
+            return new PolicyFootprint(footprint);
+        }
+
+        /// <summary>What rounds have done to one layer and KV head of a sequence.</summary>
+        public RetentionInfo GetRetention(Sequence sequence, uint layer, uint kvHead)
+        {
+            kv_retention_info info = default;
+            info.struct_size = (uint)sizeof(kv_retention_info);
+            info.layer = layer;
+            info.kv_head = kvHead;
+            int status;
+            PoolLease lease = Enter();
+            try
+            {
+                status = NativeMethods.kv_seq_get_retention(lease.Pool, sequence.Handle, &info);
+            }
+            finally
+            {
+                lease.Release();
+            }
+            Finish(status);
+            return new RetentionInfo(info);
+        }
+
+        /// <summary>Gives the scores of a layer for positions [first, first + tokens) to
+        /// <see cref="Scorer.Host"/>: [kv_heads, tokens], higher stays, NaN goes first. Positions
+        /// that a head no longer retains are passed over; a token that was given no score stays.
+        /// </summary>
+        public void SetScores(
+            Sequence sequence, uint layer, ulong first, ulong tokens, ReadOnlySpan<float> scores)
+        {
+            kv_layer_stats stats = default;
+            stats.struct_size = (uint)sizeof(kv_layer_stats);
+            stats.layer = layer;
+            ReadLayerStats(&stats); // without arrays: kv_heads
+            ulong length = (ulong)scores.Length;
+            if (tokens > length || stats.kv_heads * tokens != length)
+            {
+                throw new KvrtArgumentException(Status.Invalid,
+                    $"scores holds {length} elements, [{stats.kv_heads}, {tokens}] are needed");
+            }
+            int status;
+            PoolLease lease = Enter();
+            try
+            {
+                fixed (float* given = scores)
+                {
+                    status = NativeMethods.kv_seq_set_scores(
+                        lease.Pool, sequence.Handle, layer, first, tokens, given);
+                }
+            }
+            finally
+            {
+                lease.Release();
+            }
+            Finish(status);
+        }
+
+        /// <summary>Writes what a sequence's scorer has observed of one layer and KV head, or was
+        /// given, as far as there is room, and returns how many there are: a number per retained
+        /// token, in the order of <see cref="GetPositions"/>; 0 where nothing was observed.
+        /// </summary>
+        public ulong GetScores(Sequence sequence, uint layer, uint kvHead, Span<float> scores)
+        {
+            ulong count = 0;
+            int status;
+            PoolLease lease = Enter();
+            try
+            {
+                fixed (float* room = scores)
+                {
+                    status = NativeMethods.kv_seq_get_scores(
+                        lease.Pool, sequence.Handle, layer, kvHead, (ulong)scores.Length, room,
+                        &count);
+                }
+            }
+            finally
+            {
+                lease.Release();
+            }
+            Finish(status);
+            return count;
         }
 
         /// <summary>Reads what a sequence has gathered so far of the layer that the statistics

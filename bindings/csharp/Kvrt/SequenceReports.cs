@@ -39,6 +39,18 @@ namespace Kvrt
 
         /// <summary>Rounds that have removed something.</summary>
         public uint Compactions => report.compactions;
+
+        /// <summary>Rounds of its policy that were due and removed nothing.</summary>
+        public ulong RoundsSkipped => report.rounds_skipped;
+
+        /// <summary>Of its last round; null: there was none.</summary>
+        public CompressOutcome? LastOutcome =>
+            report.last_outcome == 0 ? (CompressOutcome?)null
+                                     : (CompressOutcome)report.last_outcome;
+
+        /// <summary>Of its last round: <see cref="Status.Again"/> when blocks were
+        /// missing.</summary>
+        public Status LastFailure => (Status)report.last_failure;
     }
 
     /// <summary>What one layer holds of a sequence.</summary>
@@ -141,6 +153,16 @@ namespace Kvrt
 
         /// <summary>Of those blocks.</summary>
         public ulong BytesReturned => report.bytes_returned;
+
+        /// <summary>Rounds run because of <see cref="PoolConfig.PressurePercent"/>.</summary>
+        public ulong PressureRounds => report.pressure_rounds;
+
+        /// <summary>Of the last round that was skipped; null: none was.</summary>
+        public CompressOutcome? LastSkipOutcome => report.last_skip_outcome == 0
+            ? (CompressOutcome?)null : (CompressOutcome)report.last_skip_outcome;
+
+        /// <summary>Its status: <see cref="Status.Again"/> when blocks were missing.</summary>
+        public Status LastSkipStatus => (Status)report.last_skip_status;
     }
 
     /// <summary>What a round of compaction brought: sums over layers, tokens per layer and KV head.
@@ -199,5 +221,72 @@ namespace Kvrt
 
         /// <summary>Their change, root mean square, as a share of their own.</summary>
         public double RecodingError => report.recoding_error;
+
+        /// <summary>As in <see cref="RetentionInfo"/>, the mean of the heads that lost
+        /// tokens.</summary>
+        public double LostAttention => report.lost_attention;
+    }
+
+    /// <summary>What rounds have done to one layer and KV head of a sequence.</summary>
+    public readonly struct RetentionInfo
+    {
+        private readonly kv_retention_info report;
+
+        internal RetentionInfo(kv_retention_info report)
+        {
+            this.report = report;
+        }
+
+        /// <summary>Which layer.</summary>
+        public uint Layer => report.layer;
+
+        /// <summary>Which of its KV heads.</summary>
+        public uint KvHead => report.kv_head;
+
+        /// <summary>That removed tokens here.</summary>
+        public ulong Rounds => report.rounds;
+
+        /// <summary>In all of them.</summary>
+        public ulong TokensRemoved => report.tokens_removed;
+
+        /// <summary>To the allocator, by the layer, or by the head alone with <see
+        /// cref="Kvrt.Layer.LanePerHead"/>.</summary>
+        public ulong BlocksReturned => report.blocks_returned;
+
+        /// <summary>Share of the observed attention that the tokens had which the last round
+        /// removed: 0 to 1; 0 when the policy observes none.</summary>
+        public double LostAttention => report.lost_attention;
+
+        /// <summary>Of all rounds; each is a share of what was there then.</summary>
+        public double LostAttentionSum => report.lost_attention_sum;
+    }
+
+    /// <summary>What a sequence under a policy takes once its rounds run.</summary>
+    public readonly struct PolicyFootprint
+    {
+        private readonly kv_policy_footprint report;
+
+        internal PolicyFootprint(kv_policy_footprint report)
+        {
+            this.report = report;
+        }
+
+        /// <summary>As asked.</summary>
+        public ulong StepTokens => report.step_tokens;
+
+        /// <summary>As asked.</summary>
+        public ulong Tokens => report.tokens;
+
+        /// <summary>Per layer and head.</summary>
+        public ulong TokensAfterRound => report.tokens_after_round;
+
+        /// <summary>The most before the next round, an open step's included.</summary>
+        public ulong TokensSteady => report.tokens_steady;
+
+        /// <summary>Blocks of a sequence that retains so much in every layer.</summary>
+        public ulong BlocksSteady => report.blocks_steady;
+
+        /// <summary>Of those blocks.</summary>
+        public ulong BytesSteady => report.bytes_steady;
     }
 }

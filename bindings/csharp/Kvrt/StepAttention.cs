@@ -79,26 +79,30 @@ namespace Kvrt
         }
 
         /// <summary>Fills the caller's buffers with one layer's tables, for its own kernels. The
-        /// layer counts as written.</summary>
-        public ExportedTables Export(uint layer, in TableBuffers buffers)
+        /// layer counts as written. With <see cref="Layer.LanePerHead"/> tables are about one KV
+        /// head, and all of them have to be exported for that; else kvHead is 0.</summary>
+        public ExportedTables Export(uint layer, in TableBuffers buffers, uint kvHead = 0)
         {
-            pool.Finish(Export(layer, buffers, out ExportedTables tables));
+            pool.Finish(Export(layer, kvHead, buffers, out ExportedTables tables));
             return tables;
         }
 
         /// <summary>Fills the caller's buffers with one layer's tables. False: one is too small
         /// (<see cref="Status.Limit"/>), the sizes needed are in tables, and nothing else was
         /// written.</summary>
-        public bool TryExport(uint layer, in TableBuffers buffers, out ExportedTables tables)
+        public bool TryExport(
+            uint layer, in TableBuffers buffers, out ExportedTables tables, uint kvHead = 0)
         {
-            int status = Export(layer, buffers, out tables);
+            int status = Export(layer, kvHead, buffers, out tables);
             pool.Finish(status == NativeConstants.KV_LIMIT ? NativeConstants.KV_OK : status);
             return status != NativeConstants.KV_LIMIT;
         }
 
-        private int Export(uint layer, in TableBuffers buffers, out ExportedTables tables)
+        private int Export(
+            uint layer, uint kvHead, in TableBuffers buffers, out ExportedTables tables)
         {
             kv_tables native = buffers.Describe();
+            native.kv_head = kvHead;
             int status;
             PoolLease lease = Enter();
             try
@@ -180,7 +184,8 @@ namespace Kvrt
         /// <summary>[tokens]: of the new tokens.</summary>
         public Span<int> Positions { get; set; }
 
-        /// <summary>[kv_heads, slots of all items]: of every slot.</summary>
+        /// <summary>[kv_heads, slots of all items]: of every slot; of one KV head with
+        /// <see cref="Layer.LanePerHead"/>.</summary>
         public Span<int> SlotPositions { get; set; }
 
         /// <summary>[items + 1]: sums of <see cref="KvLen"/>.</summary>

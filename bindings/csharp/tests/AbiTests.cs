@@ -151,7 +151,7 @@ namespace Kvrt.Tests
                 { "KV_ATTEND_", typeof(AttendOptions) }, { "KV_SCORER_", typeof(Scorer) },
                 { "KV_SELECT_", typeof(Selection) }, { "KV_POLICY_", typeof(PolicyOptions) },
                 { "KV_COMPRESS_", typeof(CompressOutcome) }, { "KV_LIVE_", typeof(LiveKind) },
-                { "KV_PRESET_", typeof(Preset) }
+                { "KV_PRESET_", typeof(Preset) }, { "KV_ALLOCATE_", typeof(Allocator) }
             };
             foreach (KeyValuePair<string, Type> family in families)
             {
@@ -167,8 +167,11 @@ namespace Kvrt.Tests
                                        .Select(Convert.ToInt64).OrderBy(value => value),
                                    family.Value.Name);
             }
-            string[] sharesAndSequences = { "KV_LAYER_SHARED 1", "KV_SEQ_GATHER_STATISTICS 1" };
-            Check.SameElements(sharesAndSequences, Golden("constants.txt")
+            string[] flags =
+            {
+                "KV_LAYER_SHARED 1", "KV_LAYER_LANE_PER_HEAD 2", "KV_SEQ_GATHER_STATISTICS 1"
+            };
+            Check.SameElements(flags, Golden("constants.txt")
                 .Where(line => line.StartsWith("KV_LAYER_", StringComparison.Ordinal) ||
                                line.StartsWith("KV_SEQ_", StringComparison.Ordinal)),
                 "flags that are properties and parameters of the safe layer");
@@ -200,6 +203,7 @@ namespace Kvrt.Tests
             {
                 typeof(SequenceInfo), typeof(SequenceLayerInfo), typeof(AppendInfo),
                 typeof(ReserveReport), typeof(StepReport), typeof(CompressReport),
+                typeof(RetentionInfo), typeof(PolicyFootprint),
                 typeof(PoolStats), typeof(ClassStats), typeof(PlanReport), typeof(ExportedTables)
             };
             foreach (Type report in reports)

@@ -110,6 +110,8 @@ namespace Kvrt.Native
         public uint max_step_tokens;
         public uint threads;
         public kv_hooks* hooks;
+        public uint max_observed_sequences;
+        public uint pressure_percent;
     }
 
     /// <summary>What a sequence is created with.</summary>
@@ -161,6 +163,22 @@ namespace Kvrt.Native
         public uint skip_layers;
         public uint reserved0;
         public ulong seed;
+        public uint allocator;
+        public uint slack;
+        public uint window;
+        public uint pool_width;
+        public uint observe_every;
+        public float decay;
+        public float prior_share;
+        public float redundancy;
+        public float similarity;
+        public float floor_share;
+        public float threshold;
+        public uint steepness;
+        public uint value_reserve;
+        public uint segments;
+        public uint segment_quota;
+        public uint reserved1;
     }
 
     /// <summary>Options of kv_compress.</summary>

@@ -70,6 +70,7 @@ namespace Kvrt.Native
         public const uint KV_ROPE_INTERLEAVED = 2;
 
         public const uint KV_LAYER_SHARED = 1u << 0;
+        public const uint KV_LAYER_LANE_PER_HEAD = 1u << 1;
 
         public const uint KV_PRESET_NEAR_LOSSLESS = 1;
         public const uint KV_PRESET_BALANCED = 2;
@@ -101,21 +102,45 @@ namespace Kvrt.Native
         public const uint KV_SCORER_STREAMING = 2;
         public const uint KV_SCORER_KEY_NORM = 3;
         public const uint KV_SCORER_RANDOM = 4;
+        public const uint KV_SCORER_H2O = 5;
+        public const uint KV_SCORER_SCISSORHANDS = 6;
+        public const uint KV_SCORER_TOVA = 7;
+        public const uint KV_SCORER_SNAPKV = 8;
+        public const uint KV_SCORER_RKV = 9;
+        public const uint KV_SCORER_VASE_ATTENTION = 10;
+        public const uint KV_SCORER_VASE_SKETCH = 11;
+        public const uint KV_SCORER_KEYDIFF = 12;
+        public const uint KV_SCORER_LAGKV = 13;
+        public const uint KV_SCORER_EXPECTED_ATTENTION = 14;
+        public const uint KV_SCORER_HOST = 15;
+        public const uint KV_SCORER_BLEND = 16;
 
         public const uint KV_SELECT_DEFAULT = 0;
         public const uint KV_SELECT_PER_LAYER_PER_HEAD = 1;
         public const uint KV_SELECT_PER_HEAD = 2;
         public const uint KV_SELECT_UNION = 3;
+        public const uint KV_SELECT_PER_LAYER = 4;
+
+        public const uint KV_ALLOCATE_DEFAULT = 0;
+        public const uint KV_ALLOCATE_UNIFORM = 1;
+        public const uint KV_ALLOCATE_PYRAMID = 2;
+        public const uint KV_ALLOCATE_ADAPTIVE = 3;
+        public const uint KV_ALLOCATE_THRESHOLD = 4;
 
         public const uint KV_POLICY_PROTECT_PROMPT = 1u << 0;
         public const uint KV_POLICY_PROMPT_ON_TOP = 1u << 1;
         public const uint KV_POLICY_OFFSETS_MAX = 1u << 2;
         public const uint KV_POLICY_STATISTICS_ONLINE = 1u << 3;
+        public const uint KV_POLICY_SAMPLE = 1u << 4;
+        public const uint KV_POLICY_POOL_MAX = 1u << 5;
+        public const uint KV_POLICY_EXACT_REDUNDANCY = 1u << 6;
+        public const uint KV_POLICY_AT_PROMPT_END = 1u << 7;
 
         public const uint KV_COMPRESS_DONE = 1;
         public const uint KV_COMPRESS_NOTHING = 2;
         public const uint KV_COMPRESS_DEFERRED = 3;
         public const uint KV_COMPRESS_NO_STATISTICS = 4;
+        public const uint KV_COMPRESS_NO_OBSERVATIONS = 5;
 
         public const uint KV_LIVE_POOLS = 1;
         public const uint KV_LIVE_SEQUENCES = 2;

@@ -78,6 +78,10 @@ namespace Kvrt.Native
             IntPtr pool, ulong seq, uint layer, kv_seq_layer_info* out_info);
 
         [DllImport(LibraryName, CallingConvention = Cdecl)]
+        public static extern int kv_seq_get_retention(
+            IntPtr pool, ulong seq, kv_retention_info* info);
+
+        [DllImport(LibraryName, CallingConvention = Cdecl)]
         public static extern int kv_seq_get_positions(
             IntPtr pool, ulong seq, uint layer, uint kv_head, ulong capacity, uint* out_positions,
             ulong* out_count);
@@ -128,6 +132,19 @@ namespace Kvrt.Native
         [DllImport(LibraryName, CallingConvention = Cdecl)]
         public static extern int kv_compress(
             IntPtr pool, ulong seq, kv_compress_options* options, kv_compress_report* report);
+
+        [DllImport(LibraryName, CallingConvention = Cdecl)]
+        public static extern int kv_pool_policy_footprint(
+            IntPtr pool, kv_policy* policy, kv_policy_footprint* footprint);
+
+        [DllImport(LibraryName, CallingConvention = Cdecl)]
+        public static extern int kv_seq_set_scores(
+            IntPtr pool, ulong seq, uint layer, ulong first_position, ulong tokens, float* scores);
+
+        [DllImport(LibraryName, CallingConvention = Cdecl)]
+        public static extern int kv_seq_get_scores(
+            IntPtr pool, ulong seq, uint layer, uint kv_head, ulong capacity, float* out_scores,
+            ulong* out_count);
 
         [DllImport(LibraryName, CallingConvention = Cdecl)]
         public static extern int kv_pool_set_statistics(

@@ -22,6 +22,9 @@ namespace Kvrt.Native
         public ulong user_data;
         public uint in_step;
         public uint compactions;
+        public ulong rounds_skipped;
+        public uint last_outcome;
+        public int last_failure;
     }
 
     /// <summary>What one layer holds of a sequence.</summary>
@@ -33,6 +36,20 @@ namespace Kvrt.Native
         public ulong retained;
         public ulong blocks;
         public ulong shared_blocks;
+    }
+
+    /// <summary>What rounds have done to one layer and head of a sequence.</summary>
+    [StructLayout(LayoutKind.Sequential)]
+    public unsafe struct kv_retention_info
+    {
+        public uint struct_size, flags;
+        public void* next;
+        public uint layer, kv_head;
+        public ulong rounds;
+        public ulong tokens_removed;
+        public ulong blocks_returned;
+        public double lost_attention;
+        public double lost_attention_sum;
     }
 
     /// <summary>Where appended tokens stand.</summary>
@@ -74,6 +91,9 @@ namespace Kvrt.Native
         public ulong compactions_skipped;
         public ulong blocks_returned;
         public ulong bytes_returned;
+        public ulong pressure_rounds;
+        public uint last_skip_outcome;
+        public int last_skip_status;
     }
 
     /// <summary>Buffers of the caller for one layer's tables, and the constants of its
@@ -127,6 +147,8 @@ namespace Kvrt.Native
         public long sealed_key_offset, sealed_value_offset;
         public long sealed_key_head_bytes, sealed_value_head_bytes;
         public ulong key_identity, value_identity;
+        public uint kv_head;
+        public uint reserved0;
     }
 
     /// <summary>What a round of compaction brought.</summary>
@@ -147,6 +169,21 @@ namespace Kvrt.Native
         public ulong nanoseconds;
         public ulong recoded_rows;
         public double recoding_error;
+        public double lost_attention;
+    }
+
+    /// <summary>What a sequence takes under a policy.</summary>
+    [StructLayout(LayoutKind.Sequential)]
+    public unsafe struct kv_policy_footprint
+    {
+        public uint struct_size, flags;
+        public void* next;
+        public ulong step_tokens;
+        public ulong tokens;
+        public ulong tokens_after_round;
+        public ulong tokens_steady;
+        public ulong blocks_steady;
+        public ulong bytes_steady;
     }
 
     /// <summary>Counters of one class of blocks.</summary>

@@ -64,6 +64,7 @@ pub const KV_ROPE_HALF: u32 = 1;
 pub const KV_ROPE_INTERLEAVED: u32 = 2;
 
 pub const KV_LAYER_SHARED: u32 = 1;
+pub const KV_LAYER_LANE_PER_HEAD: u32 = 2;
 
 pub const KV_PRESET_NEAR_LOSSLESS: u32 = 1;
 pub const KV_PRESET_BALANCED: u32 = 2;
@@ -95,21 +96,45 @@ pub const KV_SCORER_TRIATTENTION: u32 = 1;
 pub const KV_SCORER_STREAMING: u32 = 2;
 pub const KV_SCORER_KEY_NORM: u32 = 3;
 pub const KV_SCORER_RANDOM: u32 = 4;
+pub const KV_SCORER_H2O: u32 = 5;
+pub const KV_SCORER_SCISSORHANDS: u32 = 6;
+pub const KV_SCORER_TOVA: u32 = 7;
+pub const KV_SCORER_SNAPKV: u32 = 8;
+pub const KV_SCORER_RKV: u32 = 9;
+pub const KV_SCORER_VASE_ATTENTION: u32 = 10;
+pub const KV_SCORER_VASE_SKETCH: u32 = 11;
+pub const KV_SCORER_KEYDIFF: u32 = 12;
+pub const KV_SCORER_LAGKV: u32 = 13;
+pub const KV_SCORER_EXPECTED_ATTENTION: u32 = 14;
+pub const KV_SCORER_HOST: u32 = 15;
+pub const KV_SCORER_BLEND: u32 = 16;
 
 pub const KV_SELECT_DEFAULT: u32 = 0;
 pub const KV_SELECT_PER_LAYER_PER_HEAD: u32 = 1;
 pub const KV_SELECT_PER_HEAD: u32 = 2;
 pub const KV_SELECT_UNION: u32 = 3;
+pub const KV_SELECT_PER_LAYER: u32 = 4;
+
+pub const KV_ALLOCATE_DEFAULT: u32 = 0;
+pub const KV_ALLOCATE_UNIFORM: u32 = 1;
+pub const KV_ALLOCATE_PYRAMID: u32 = 2;
+pub const KV_ALLOCATE_ADAPTIVE: u32 = 3;
+pub const KV_ALLOCATE_THRESHOLD: u32 = 4;
 
 pub const KV_POLICY_PROTECT_PROMPT: u32 = 1;
 pub const KV_POLICY_PROMPT_ON_TOP: u32 = 2;
 pub const KV_POLICY_OFFSETS_MAX: u32 = 4;
 pub const KV_POLICY_STATISTICS_ONLINE: u32 = 8;
+pub const KV_POLICY_SAMPLE: u32 = 16;
+pub const KV_POLICY_POOL_MAX: u32 = 32;
+pub const KV_POLICY_EXACT_REDUNDANCY: u32 = 64;
+pub const KV_POLICY_AT_PROMPT_END: u32 = 128;
 
 pub const KV_COMPRESS_DONE: u32 = 1;
 pub const KV_COMPRESS_NOTHING: u32 = 2;
 pub const KV_COMPRESS_DEFERRED: u32 = 3;
 pub const KV_COMPRESS_NO_STATISTICS: u32 = 4;
+pub const KV_COMPRESS_NO_OBSERVATIONS: u32 = 5;
 
 pub const KV_LIVE_POOLS: u32 = 1;
 pub const KV_LIVE_SEQUENCES: u32 = 2;

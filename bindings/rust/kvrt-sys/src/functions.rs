@@ -60,6 +60,11 @@ extern "C" {
         layer: u32,
         out_info: *mut kv_seq_layer_info,
     ) -> kv_status;
+    pub fn kv_seq_get_retention(
+        pool: *mut kv_pool,
+        seq: kv_seq,
+        info: *mut kv_retention_info,
+    ) -> kv_status;
     pub fn kv_seq_get_positions(
         pool: *mut kv_pool,
         seq: kv_seq,
@@ -123,6 +128,28 @@ extern "C" {
         seq: kv_seq,
         options: *const kv_compress_options,
         report: *mut kv_compress_report,
+    ) -> kv_status;
+    pub fn kv_pool_policy_footprint(
+        pool: *mut kv_pool,
+        policy: *const kv_policy,
+        footprint: *mut kv_policy_footprint,
+    ) -> kv_status;
+    pub fn kv_seq_set_scores(
+        pool: *mut kv_pool,
+        seq: kv_seq,
+        layer: u32,
+        first_position: u64,
+        tokens: u64,
+        scores: *const f32,
+    ) -> kv_status;
+    pub fn kv_seq_get_scores(
+        pool: *mut kv_pool,
+        seq: kv_seq,
+        layer: u32,
+        kv_head: u32,
+        capacity: u64,
+        out_scores: *mut f32,
+        out_count: *mut u64,
     ) -> kv_status;
 
     // 11. Statistics of queries

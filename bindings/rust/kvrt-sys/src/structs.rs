@@ -146,6 +146,8 @@ pub struct kv_pool_config {
     pub max_step_tokens: u32,
     pub threads: u32,
     pub hooks: *const kv_hooks,
+    pub max_observed_sequences: u32,
+    pub pressure_percent: u32,
 }
 
 /// Section 6: what a sequence is created with.
@@ -175,6 +177,9 @@ pub struct kv_seq_info {
     pub user_data: u64,
     pub in_step: u32,
     pub compactions: u32,
+    pub rounds_skipped: u64,
+    pub last_outcome: u32,
+    pub last_failure: i32,
 }
 
 /// Section 6: what one layer of a sequence holds.
@@ -187,6 +192,22 @@ pub struct kv_seq_layer_info {
     pub retained: u64,
     pub blocks: u64,
     pub shared_blocks: u64,
+}
+
+/// Section 6: what rounds have done to one layer and head of a sequence.
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+pub struct kv_retention_info {
+    pub struct_size: u32,
+    pub flags: u32,
+    pub next: *const c_void,
+    pub layer: u32,
+    pub kv_head: u32,
+    pub rounds: u64,
+    pub tokens_removed: u64,
+    pub blocks_returned: u64,
+    pub lost_attention: f64,
+    pub lost_attention_sum: f64,
 }
 
 /// Section 7: where appended tokens lie.
@@ -231,6 +252,9 @@ pub struct kv_step_report {
     pub compactions_skipped: u64,
     pub blocks_returned: u64,
     pub bytes_returned: u64,
+    pub pressure_rounds: u64,
+    pub last_skip_outcome: u32,
+    pub last_skip_status: i32,
 }
 
 /// Section 8: block tables for foreign kernels.
@@ -296,6 +320,8 @@ pub struct kv_tables {
     pub sealed_value_head_bytes: i64,
     pub key_identity: u64,
     pub value_identity: u64,
+    pub kv_head: u32,
+    pub reserved0: u32,
 }
 
 /// Section 9: `[rows, heads, dim]` in the caller's memory.
@@ -344,6 +370,22 @@ pub struct kv_policy {
     pub skip_layers: u32,
     pub reserved0: u32,
     pub seed: u64,
+    pub allocator: u32,
+    pub slack: u32,
+    pub window: u32,
+    pub pool_width: u32,
+    pub observe_every: u32,
+    pub decay: f32,
+    pub prior_share: f32,
+    pub redundancy: f32,
+    pub similarity: f32,
+    pub floor_share: f32,
+    pub threshold: f32,
+    pub steepness: u32,
+    pub value_reserve: u32,
+    pub segments: u32,
+    pub segment_quota: u32,
+    pub reserved1: u32,
 }
 
 /// Section 10: options of one round.
@@ -378,6 +420,22 @@ pub struct kv_compress_report {
     pub nanoseconds: u64,
     pub recoded_rows: u64,
     pub recoding_error: f64,
+    pub lost_attention: f64,
+}
+
+/// Section 10: what a sequence takes under a policy.
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+pub struct kv_policy_footprint {
+    pub struct_size: u32,
+    pub flags: u32,
+    pub next: *const c_void,
+    pub step_tokens: u64,
+    pub tokens: u64,
+    pub tokens_after_round: u64,
+    pub tokens_steady: u64,
+    pub blocks_steady: u64,
+    pub bytes_steady: u64,
 }
 
 /// Section 11: means of a layer's queries.
@@ -553,8 +611,9 @@ macro_rules! initial_values {
 
 initial_values! {
     kv_struct_header kv_hooks kv_storage kv_rope kv_layer kv_model kv_pool_config kv_seq_config
-    kv_seq_info kv_seq_layer_info kv_append_info kv_reserve_report kv_step_report kv_tables
-    kv_tensor kv_attend_options kv_policy kv_compress_options kv_compress_report
+    kv_seq_info kv_seq_layer_info kv_retention_info kv_append_info kv_reserve_report
+    kv_step_report kv_tables kv_tensor kv_attend_options kv_policy kv_compress_options
+    kv_compress_report kv_policy_footprint
     kv_query_statistics kv_affine_fit kv_class_stats kv_pool_stats kv_layer_stats kv_plan_report
     kv_capabilities_report
 }

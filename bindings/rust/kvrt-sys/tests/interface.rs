@@ -80,18 +80,21 @@ fn structs_lie_as_the_c_compiler_lays_them() {
         kv_model { struct_size, flags, next, layers, layer_count, reserved0 }
         kv_pool_config { struct_size, flags, next, arena_bytes, device, layout,
             block_tokens, max_sequences, max_tokens_per_sequence, max_step_sequences,
-            max_step_tokens, threads, hooks }
+            max_step_tokens, threads, hooks, max_observed_sequences, pressure_percent }
         kv_seq_config { struct_size, flags, next, policy, user_data }
         kv_seq_info { struct_size, flags, next, capacity, written, accepted, published,
-            blocks, bytes, user_data, in_step, compactions }
+            blocks, bytes, user_data, in_step, compactions, rounds_skipped, last_outcome,
+            last_failure }
         kv_seq_layer_info { struct_size, flags, next, retained, blocks, shared_blocks }
+        kv_retention_info { struct_size, flags, next, layer, kv_head, rounds, tokens_removed,
+            blocks_returned, lost_attention, lost_attention_sum }
         kv_append_info { struct_size, flags, next, first_position, item, first_row }
         kv_reserve_report { struct_size, flags, next, need_blocks, need_bytes,
             free_bytes_now, free_bytes_after_fence, items_that_fit, item_status_capacity,
             item_statuses }
         kv_step_report { struct_size, flags, next, fence, accepted_tokens,
             window_blocks_returned, compactions, compactions_skipped, blocks_returned,
-            bytes_returned }
+            bytes_returned, pressure_rounds, last_skip_outcome, last_skip_status }
         kv_tables { struct_size, flags, next, block_table, block_table_stride,
             block_table_capacity, indptr, indices, last_page_len, slot_mapping, query_start,
             kv_len, positions, slot_positions, slot_indptr, indices_capacity, item_capacity,
@@ -103,17 +106,23 @@ fn structs_lie_as_the_c_compiler_lays_them() {
             value_stride_dim, key_scales, value_scales, fence, key_words, value_words,
             key_word_bytes, value_word_bytes, sealed_key_format, sealed_value_format,
             sealed_blocks, sealed_block_bytes, sealed_key_offset, sealed_value_offset,
-            sealed_key_head_bytes, sealed_value_head_bytes, key_identity, value_identity }
+            sealed_key_head_bytes, sealed_value_head_bytes, key_identity, value_identity,
+            kv_head, reserved0 }
         kv_tensor { struct_size, flags, next, data, dtype, reserved0, rows, heads, dim,
             row_stride, head_stride, dim_stride }
         kv_attend_options { struct_size, flags, next, log_sum_exp }
         kv_policy { struct_size, flags, next, scorer, selection, budget, every,
-            prompt_tokens, sinks, recent, offset_max, skip_layers, reserved0, seed }
+            prompt_tokens, sinks, recent, offset_max, skip_layers, reserved0, seed, allocator,
+            slack, window, pool_width, observe_every, decay, prior_share, redundancy,
+            similarity, floor_share, threshold, steepness, value_reserve, segments,
+            segment_quota, reserved1 }
         kv_compress_options { struct_size, flags, next, policy }
         kv_compress_report { struct_size, flags, next, outcome, layers, tokens_before,
             tokens_after, blocks_before, blocks_after, bytes_before, bytes_after,
             blocks_returned, bytes_returned, blocks_copied, slabs_given_back, nanoseconds,
-            recoded_rows, recoding_error }
+            recoded_rows, recoding_error, lost_attention }
+        kv_policy_footprint { struct_size, flags, next, step_tokens, tokens,
+            tokens_after_round, tokens_steady, blocks_steady, bytes_steady }
         kv_query_statistics { struct_size, flags, next, layer, query_heads, bands,
             reserved0, tokens, mean_real, mean_imaginary, mean_magnitude }
         kv_affine_fit { struct_size, flags, next, layer, kv_heads, key_dim, reserved0,
@@ -156,16 +165,23 @@ fn constants_have_the_values_of_the_header() {
         KV_FORMAT_MXFP4 KV_FORMAT_KIVI4 KV_FORMAT_KIVI2 KV_FORMAT_KVARN4 KV_FORMAT_KVARN2
         KV_FORMAT_TURBO4 KV_FORMAT_TURBO3 KV_FORMAT_AFFINE4 KV_STORAGE_SCALE_ONE
         KV_STORAGE_ROTATE KV_ROPE_NONE KV_ROPE_HALF
-        KV_ROPE_INTERLEAVED KV_LAYER_SHARED KV_PRESET_NEAR_LOSSLESS KV_PRESET_BALANCED
-        KV_PRESET_SMALLEST KV_DEVICE_DEFAULT
+        KV_ROPE_INTERLEAVED KV_LAYER_SHARED KV_LAYER_LANE_PER_HEAD KV_PRESET_NEAR_LOSSLESS
+        KV_PRESET_BALANCED KV_PRESET_SMALLEST KV_DEVICE_DEFAULT
         KV_DEVICE_CPU KV_DEVICE_CUDA KV_LAYOUT_NATIVE KV_LAYOUT_HND KV_LAYOUT_NHD
         KV_POOL_ELASTIC KV_POOL_THREAD_SAFE KV_POOL_DEBUG KV_POOL_HOST_FENCES
         KV_SEQ_GATHER_STATISTICS KV_DTYPE_F32 KV_DTYPE_F16 KV_DTYPE_BF16
         KV_ATTEND_NO_STATISTICS KV_SCORER_NONE KV_SCORER_TRIATTENTION KV_SCORER_STREAMING
-        KV_SCORER_KEY_NORM KV_SCORER_RANDOM KV_SELECT_DEFAULT KV_SELECT_PER_LAYER_PER_HEAD
-        KV_SELECT_PER_HEAD KV_SELECT_UNION KV_POLICY_PROTECT_PROMPT KV_POLICY_PROMPT_ON_TOP
-        KV_POLICY_OFFSETS_MAX KV_POLICY_STATISTICS_ONLINE KV_COMPRESS_DONE
-        KV_COMPRESS_NOTHING KV_COMPRESS_DEFERRED KV_COMPRESS_NO_STATISTICS KV_LIVE_POOLS
+        KV_SCORER_KEY_NORM KV_SCORER_RANDOM KV_SCORER_H2O KV_SCORER_SCISSORHANDS
+        KV_SCORER_TOVA KV_SCORER_SNAPKV KV_SCORER_RKV KV_SCORER_VASE_ATTENTION
+        KV_SCORER_VASE_SKETCH KV_SCORER_KEYDIFF KV_SCORER_LAGKV
+        KV_SCORER_EXPECTED_ATTENTION KV_SCORER_HOST KV_SCORER_BLEND KV_SELECT_DEFAULT
+        KV_SELECT_PER_LAYER_PER_HEAD KV_SELECT_PER_HEAD KV_SELECT_UNION
+        KV_SELECT_PER_LAYER KV_ALLOCATE_DEFAULT KV_ALLOCATE_UNIFORM KV_ALLOCATE_PYRAMID
+        KV_ALLOCATE_ADAPTIVE KV_ALLOCATE_THRESHOLD KV_POLICY_PROTECT_PROMPT
+        KV_POLICY_PROMPT_ON_TOP KV_POLICY_OFFSETS_MAX KV_POLICY_STATISTICS_ONLINE
+        KV_POLICY_SAMPLE KV_POLICY_POOL_MAX KV_POLICY_EXACT_REDUNDANCY
+        KV_POLICY_AT_PROMPT_END KV_COMPRESS_DONE KV_COMPRESS_NOTHING KV_COMPRESS_DEFERRED
+        KV_COMPRESS_NO_STATISTICS KV_COMPRESS_NO_OBSERVATIONS KV_LIVE_POOLS
         KV_LIVE_SEQUENCES KV_LIVE_STEPS
     };
     assert_same_lines(&text, &golden("constants.txt"), "constants.txt");
@@ -179,11 +195,13 @@ fn every_function_of_the_library_is_declared() {
         kv_plan
         kv_pool_check kv_pool_create kv_pool_get_class_stats kv_pool_get_layer_stats
         kv_pool_get_stats
-        kv_pool_load_statistics kv_pool_pass_fence kv_pool_release kv_pool_set_statistics
+        kv_pool_load_statistics kv_pool_pass_fence kv_pool_policy_footprint kv_pool_release
+        kv_pool_set_statistics
         kv_seq_append kv_seq_create kv_seq_fit_affine kv_seq_fork kv_seq_get_info
         kv_seq_get_layer_info
-        kv_seq_get_positions kv_seq_get_statistics kv_seq_pin kv_seq_release
-        kv_seq_save_statistics kv_seq_set_policy kv_seq_truncate kv_seq_unpin
+        kv_seq_get_positions kv_seq_get_retention kv_seq_get_scores kv_seq_get_statistics
+        kv_seq_pin kv_seq_release kv_seq_save_statistics kv_seq_set_policy kv_seq_set_scores
+        kv_seq_truncate kv_seq_unpin
         kv_status_category kv_status_name kv_step_accept kv_step_accept_batch
         kv_step_append_batch kv_step_begin kv_step_cancel kv_step_end kv_step_export
         kv_step_remove kv_step_reserve kv_struct_init kv_write kvrt_version
@@ -215,9 +233,9 @@ fn initial_values_are_those_of_kv_struct_init() {
     }
     compare! {
         kv_struct_header kv_hooks kv_storage kv_rope kv_layer kv_model kv_pool_config
-        kv_seq_config kv_seq_info kv_seq_layer_info kv_append_info kv_reserve_report
-        kv_step_report kv_tables kv_tensor kv_attend_options kv_policy kv_compress_options
-        kv_compress_report kv_query_statistics kv_affine_fit kv_class_stats kv_pool_stats
+        kv_seq_config kv_seq_info kv_seq_layer_info kv_retention_info kv_append_info
+        kv_reserve_report kv_step_report kv_tables kv_tensor kv_attend_options kv_policy
+        kv_compress_options kv_compress_report kv_policy_footprint kv_query_statistics kv_affine_fit kv_class_stats kv_pool_stats
         kv_layer_stats
         kv_plan_report kv_capabilities_report
     }

@@ -167,6 +167,31 @@ codes! {
         KeyNorm = KV_SCORER_KEY_NORM,
         /// Uniform, drawn anew each round: the baseline.
         Random = KV_SCORER_RANDOM,
+        /// By the attention that `Step::attend` observes, as the next five, `Blend` too: all of it.
+        /// They take one of the pool's `max_observed_sequences`, and so does `Host`.
+        H2o = KV_SCORER_H2O,
+        /// How often it was at least the mean, in the last queries.
+        Scissorhands = KV_SCORER_SCISSORHANDS,
+        /// That of the last query, over all heads of a layer.
+        Tova = KV_SCORER_TOVA,
+        /// That of the last queries, pooled over neighbours.
+        SnapKv = KV_SCORER_SNAPKV,
+        /// That of the last queries less redundancy of keys.
+        RKv = KV_SCORER_RKV,
+        /// As `SnapKv`, sampled, with a reserve of large values.
+        VaseAttention = KV_SCORER_VASE_ATTENTION,
+        /// Size of keys and values in random directions.
+        VaseSketch = KV_SCORER_VASE_SKETCH,
+        /// Keys unlike the mean of all stay.
+        KeyDiff = KV_SCORER_KEYDIFF,
+        /// Deviation within the ranges of the next tokens.
+        LagKv = KV_SCORER_LAGKV,
+        /// Expected logits, from query statistics, times the size of values.
+        ExpectedAttention = KV_SCORER_EXPECTED_ATTENTION,
+        /// Numbers that the host gives (`PoolOf::set_scores`).
+        Host = KV_SCORER_HOST,
+        /// What attention gave a token so far, and what `TriAttention` expects.
+        Blend = KV_SCORER_BLEND,
     }
 }
 
@@ -180,6 +205,24 @@ codes! {
         PerHead = KV_SELECT_PER_HEAD,
         /// One set of tokens for the whole model.
         Union = KV_SELECT_UNION,
+        /// One set per layer, for all its KV heads.
+        PerLayer = KV_SELECT_PER_LAYER,
+    }
+}
+
+codes! {
+    /// How many tokens each layer and head keeps of a round's budget.
+    Allocator: u32 {
+        /// Uniform.
+        Default = KV_ALLOCATE_DEFAULT,
+        /// The budget, everywhere.
+        Uniform = KV_ALLOCATE_UNIFORM,
+        /// Falls from layer to layer around the budget.
+        Pyramid = KV_ALLOCATE_PYRAMID,
+        /// Heads of a layer compete for their budgets' sum: layers with `Layer::lane_per_head`.
+        Adaptive = KV_ALLOCATE_ADAPTIVE,
+        /// What scores `Policy::threshold` or more, at most the budget.
+        Threshold = KV_ALLOCATE_THRESHOLD,
     }
 }
 
@@ -193,6 +236,15 @@ codes! {
         Deferred = KV_COMPRESS_DEFERRED,
         /// TriAttention has seen no queries and has no file.
         NoStatistics = KV_COMPRESS_NO_STATISTICS,
+        /// Nothing was observed for this scorer, or the host has given no scores.
+        NoObservations = KV_COMPRESS_NO_OBSERVATIONS,
+    }
+}
+
+impl CompressOutcome {
+    /// 0 says that there was no round.
+    pub(crate) fn of_round(code: u32) -> Option<CompressOutcome> {
+        (code != 0).then(|| CompressOutcome::from(code))
     }
 }
 

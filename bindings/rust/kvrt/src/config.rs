@@ -45,6 +45,12 @@ impl PoolConfig {
         max_step_tokens: u32,
         /// Of the library's own pool, the caller's included; 0: one per processor.
         threads: u32,
+        /// Whose policies need observed attention, or scores of the host; default 0. Each takes
+        /// host memory: 12 bytes per layer, KV head and token of max_tokens_per_sequence.
+        max_observed_sequences: u32,
+        /// When more of the arena's bytes are pinned at a step's end, policies of sequences outside
+        /// of open steps run at once, until that is over; 0: never.
+        pressure_percent: u32,
     }
 
     flags! {

@@ -46,7 +46,7 @@ impl<'p> Counters<'p> {
 
     /// Of one layer; one that shares another's cache shows its owner's. Errors: Invalid.
     pub fn layer(&self, layer: u32) -> Result<LayerStats> {
-        let heads = self.read_layer(layer, 0, null_mut(), null_mut())?.kv_heads;
+        let heads = self.kv_heads(layer)?;
         let mut saturated_keys = vec![0; heads as usize];
         let mut saturated_values = vec![0; heads as usize];
         let (keys, values) = (saturated_keys.as_mut_ptr(), saturated_values.as_mut_ptr());
@@ -57,6 +57,11 @@ impl<'p> Counters<'p> {
             recoded_rows: raw.recoded_rows,
             recoding_error: raw.recoding_error,
         })
+    }
+
+    /// Of one layer. Errors: Invalid.
+    pub(crate) fn kv_heads(&self, layer: u32) -> Result<u32> {
+        Ok(self.read_layer(layer, 0, null_mut(), null_mut())?.kv_heads)
     }
 
     /// Fills the raw struct. `keys` and `values` are null or have room for `capacity`.

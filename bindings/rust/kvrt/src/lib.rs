@@ -27,8 +27,8 @@ mod tables;
 mod tensor;
 
 pub use codes::{
-    Category, CompressOutcome, Device, Format, Layout, LiveKind, LogLevel, Preset, RopeStyle,
-    Scorer, Selection,
+    Allocator, Category, CompressOutcome, Device, Format, Layout, LiveKind, LogLevel, Preset,
+    RopeStyle, Scorer, Selection,
 };
 pub use config::PoolConfig;
 pub use counters::{ClassStats, Counters, LayerStats, PoolStats};
@@ -40,7 +40,7 @@ pub use library::{
 pub use model::{Layer, Model, Rope, Storage};
 pub use policy::Policy;
 pub use pool::{Pool, PoolOf, Serial, Shared, SharedPool, Threading};
-pub use retention::CompressReport;
+pub use retention::{CompressReport, PolicyFootprint, RetentionInfo};
 pub use sequence::{Sequence, SequenceConfig, SequenceInfo, SequenceLayerInfo};
 pub use statistics::{AffineFit, QueryStatistics};
 pub use step::{AppendInfo, AttendOptions, ReserveReport, Step, StepReport};

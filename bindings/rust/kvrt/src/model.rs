@@ -166,6 +166,13 @@ impl Layer {
         logit_softcap: f32,
     }
 
+    flags! {
+        /// Each KV head is a lane of its own, with blocks of its own: policies may keep other
+        /// numbers of tokens in each. Not for a layer that shares another's cache, whose lanes are
+        /// the owner's.
+        lane_per_head = KV_LAYER_LANE_PER_HEAD,
+    }
+
     /// How keys are stored, and values too unless `value_format` says otherwise.
     #[must_use]
     pub fn key_format(mut self, format: Format) -> Self {

@@ -3,7 +3,7 @@
 use kvrt_sys as sys;
 
 use crate::raw::{flags, setters, Plain};
-use crate::{Scorer, Selection};
+use crate::{Allocator, Scorer, Selection};
 
 /// A scorer, a budget, guards and a trigger. Applies to full layers; layers with a window keep
 /// their window. The newest tokens are never dropped for lack of budget.
@@ -25,11 +25,20 @@ impl Policy {
         self
     }
 
+    #[must_use]
+    pub fn allocator(mut self, allocator: Allocator) -> Self {
+        self.raw.0.allocator = allocator.code();
+        self
+    }
+
     setters! {
         /// A round at step end when this many tokens were accepted since the last; 0: only when
-        /// asked for.
+        /// asked for, or by `slack`.
         every: u32,
-        /// The prompt's length, for `protect_prompt`.
+        /// A round at step end when more than the budget and this are retained; 0: `every` alone
+        /// decides.
+        slack: u32,
+        /// The prompt's length, for `protect_prompt`, `at_prompt_end` and `segments`.
         prompt_tokens: u32,
         /// Positions below this stay.
         sinks: u32,
@@ -37,10 +46,39 @@ impl Policy {
         recent: u32,
         /// TriAttention: largest future offset, a power of two; 0: 65536.
         offset_max: u32,
-        /// Key norm: the first so many layers are left whole.
+        /// The first so many layers are left whole (`KeyNorm`: 2 is usual).
         skip_layers: u32,
-        /// Random.
+        /// Of all draws: `Random`, `VaseAttention`, `VaseSketch`, `sample`.
         seed: u64,
+        /// `Scissorhands`, `SnapKv`, `RKv`, `VaseAttention`: the last so many queries count; 0:
+        /// 400, 64, 8, 64.
+        window: u32,
+        /// Odd, at most 127: scores become the mean of so many neighbours; 0: the scorer's own.
+        pool_width: u32,
+        /// Attention of one-token steps is observed in every so-manieth alone; 0: in each.
+        observe_every: u32,
+        /// `H2o`, `Blend`: what a query counts after each one behind it; 0: 1 and 0.998.
+        decay: f32,
+        /// `Blend`: share of what is expected; the rest is of what was; 0: 0.5.
+        prior_share: f32,
+        /// `RKv`: weight of redundancy, up to 1; 0: 0.9.
+        redundancy: f32,
+        /// `exact_redundancy`: keys are similar above this cosine; 0: 0.5.
+        similarity: f32,
+        /// `Allocator::Adaptive`: of its budget each head is sure of; 0: 0.2.
+        floor_share: f32,
+        /// `Allocator::Threshold`.
+        threshold: f32,
+        /// `Allocator::Pyramid`: the last layer has budget / steepness; 0: 20.
+        steepness: u32,
+        /// So many tokens whose values have the widest range stay; 0: none, `VaseAttention` a
+        /// quarter of the budget.
+        value_reserve: u32,
+        /// The prompt in so many equal parts, of each of which at least `segment_quota` stay; 0:
+        /// off.
+        segments: u32,
+        /// So many tokens of each of the `segments` stay, the best.
+        segment_quota: u32,
     }
 
     /// All switches at once, as `KV_POLICY_*` bits: for policies that are kept in a file.
@@ -59,6 +97,15 @@ impl Policy {
         offsets_max = KV_POLICY_OFFSETS_MAX,
         /// TriAttention: ignore statistics set on the pool.
         statistics_online = KV_POLICY_STATISTICS_ONLINE,
+        /// Survivors are drawn with probabilities as their scores: scorers by attention,
+        /// `VaseSketch`, `ExpectedAttention` and `Host`.
+        sample = KV_POLICY_SAMPLE,
+        /// `pool_width` takes the greatest score, not the mean.
+        pool_max = KV_POLICY_POOL_MAX,
+        /// `RKv`: with the rule that spares the newest of similar keys, at a quadratic cost.
+        exact_redundancy = KV_POLICY_EXACT_REDUNDANCY,
+        /// A round also when `prompt_tokens` have been accepted.
+        at_prompt_end = KV_POLICY_AT_PROMPT_END,
     }
 
     pub(crate) fn as_ptr(&self) -> *const sys::kv_policy {

@@ -7,7 +7,7 @@ use kvrt_sys as sys;
 
 use crate::error::count_of;
 use crate::raw::report;
-use crate::{Policy, PoolOf, Result, Threading};
+use crate::{CompressOutcome, Policy, PoolOf, Result, Status, Threading};
 
 /// A sequence of a pool: a value that the pool checks. After its release every call but another
 /// release gives `Error::Stale`. So does a call of another pool, practically always: each pool
@@ -89,6 +89,12 @@ pub struct SequenceInfo {
     pub in_step: bool,
     /// Rounds that have removed something.
     pub compactions: u32,
+    /// Rounds of its policy that were due and removed nothing.
+    pub rounds_skipped: u64,
+    /// Of its last round; `None`: there was none.
+    pub last_outcome: Option<CompressOutcome>,
+    /// Of its last round: `Status::AGAIN` when blocks were missing.
+    pub last_failure: Status,
 }
 
 impl From<sys::kv_seq_info> for SequenceInfo {
@@ -103,6 +109,9 @@ impl From<sys::kv_seq_info> for SequenceInfo {
             user_data: raw.user_data,
             in_step: raw.in_step != 0,
             compactions: raw.compactions,
+            rounds_skipped: raw.rounds_skipped,
+            last_outcome: CompressOutcome::of_round(raw.last_outcome),
+            last_failure: Status::from_code(raw.last_failure),
         }
     }
 }

@@ -7,8 +7,10 @@ use std::ptr::{null, null_mut, NonNull};
 use kvrt_sys as sys;
 
 use crate::error::{check_length, count_of};
-use crate::raw::{report, Plain};
-use crate::{Error, PoolOf, Result, Sequence, Serial, Status, Tensor, TensorMut, Threading};
+use crate::raw::Plain;
+use crate::{
+    CompressOutcome, Error, PoolOf, Result, Sequence, Serial, Status, Tensor, TensorMut, Threading,
+};
 
 /// An open step. Up to two steps of a pool are open at once, over different sequences; calls on
 /// sequences go on meanwhile. Dropped without `end`, it is cancelled. One that is forgotten,
@@ -95,22 +97,44 @@ pub struct AttendOptions<'a> {
     pub no_statistics: bool,
 }
 
-report! {
-    /// What the end of a step did.
-    #[derive(Eq)]
-    StepReport from kv_step_report {
-        /// This step's number, for `Pool::pass_fence`.
-        fence: u64,
-        accepted_tokens: u64,
-        /// Slid out of window layers.
-        window_blocks_returned: u64,
-        /// Rounds run at this step end, by policy or deferred call.
-        compactions: u64,
-        /// Rounds due that had nothing to remove or no statistics.
-        compactions_skipped: u64,
-        /// To the allocator, in all (some may wait for a fence).
-        blocks_returned: u64,
-        bytes_returned: u64,
+/// What the end of a step did.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct StepReport {
+    /// This step's number, for `Pool::pass_fence`.
+    pub fence: u64,
+    pub accepted_tokens: u64,
+    /// Slid out of window layers.
+    pub window_blocks_returned: u64,
+    /// Rounds run at this step end, by policy or deferred call.
+    pub compactions: u64,
+    /// Rounds due that had nothing to remove or no statistics.
+    pub compactions_skipped: u64,
+    /// To the allocator, in all (some may wait for a fence).
+    pub blocks_returned: u64,
+    pub bytes_returned: u64,
+    /// Rounds run because of `PoolConfig::pressure_percent`.
+    pub pressure_rounds: u64,
+    /// Of the last round that was skipped; `None`: none was.
+    pub last_skip_outcome: Option<CompressOutcome>,
+    /// Its status: `Status::AGAIN` when blocks were missing.
+    pub last_skip_status: Status,
+}
+
+impl From<sys::kv_step_report> for StepReport {
+    fn from(raw: sys::kv_step_report) -> Self {
+        StepReport {
+            fence: raw.fence,
+            accepted_tokens: raw.accepted_tokens,
+            window_blocks_returned: raw.window_blocks_returned,
+            compactions: raw.compactions,
+            compactions_skipped: raw.compactions_skipped,
+            blocks_returned: raw.blocks_returned,
+            bytes_returned: raw.bytes_returned,
+            pressure_rounds: raw.pressure_rounds,
+            last_skip_outcome: CompressOutcome::of_round(raw.last_skip_outcome),
+            last_skip_status: Status::from_code(raw.last_skip_status),
+        }
     }
 }
 

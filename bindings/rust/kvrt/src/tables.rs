@@ -28,7 +28,8 @@ pub struct TableBuffers<'b> {
     pub kv_len: Option<&'b mut [i32]>,
     /// `[tokens]`, of the new tokens.
     pub positions: Option<&'b mut [i32]>,
-    /// `[kv_heads, slot_indptr[items]]`, of every slot of every item.
+    /// `[kv_heads, slot_indptr[items]]`, of every slot of every item; of one KV head with
+    /// `Layer::lane_per_head`.
     pub slot_positions: Option<&'b mut [i32]>,
     /// `[items + 1]`: sums of kv_len.
     pub slot_indptr: Option<&'b mut [i32]>,
@@ -115,7 +116,20 @@ impl<T: Threading> Step<'_, T> {
         layer: u32,
         buffers: &'s mut TableBuffers<'b>,
     ) -> Result<Tables<'s>> {
+        self.export_head(layer, 0, buffers)
+    }
+
+    /// `export` for one KV head of a layer with `Layer::lane_per_head`: its tables are about that
+    /// head alone, and the layer counts as written when all heads are exported. Errors: as
+    /// `export`; Invalid also for another head than 0 in other layers.
+    pub fn export_head<'s, 'b: 's>(
+        &'s mut self,
+        layer: u32,
+        kv_head: u32,
+        buffers: &'s mut TableBuffers<'b>,
+    ) -> Result<Tables<'s>> {
         let mut raw = buffers.lend()?;
+        raw.kv_head = kv_head;
         // SAFETY: each buffer holds at least as many elements as the capacity that speaks for it.
         let verdict = self.call(|step| unsafe { sys::kv_step_export(step, layer, &mut raw) });
         let filled =
@@ -195,6 +209,11 @@ impl Tables<'_> {
 
     pub fn sizes(&self) -> TableSizes {
         self.buffers.needed
+    }
+
+    /// Whose tables these are, with `Layer::lane_per_head`; else 0.
+    pub fn kv_head(&self) -> u32 {
+        self.raw.kv_head
     }
 
     /// The memory that block ids count from. Kernels may write the slots of the new tokens through

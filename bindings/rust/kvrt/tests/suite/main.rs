@@ -13,6 +13,7 @@ mod formats;
 #[cfg(target_os = "linux")]
 mod guards;
 mod hooks;
+mod policies;
 mod retention;
 mod sealed;
 mod sequences;
