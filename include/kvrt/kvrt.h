@@ -742,8 +742,8 @@ enum {
     KV_POLICY_OFFSETS_MAX = 1u << 2,       /* TriAttention: max over future offsets, not mean */
     KV_POLICY_STATISTICS_ONLINE = 1u << 3, /* TriAttention: ignore statistics set on the pool */
     KV_POLICY_SAMPLE = 1u << 4,   /* survivors are drawn with probabilities as their scores, which
-                                     must not be negative: scorers by attention, VASE_SKETCH,
-                                     EXPECTED_ATTENTION and HOST */
+                                     must not be negative: scorers by attention but RKV,
+                                     VASE_SKETCH, EXPECTED_ATTENTION, HOST. Not with THRESHOLD */
     KV_POLICY_POOL_MAX = 1u << 5, /* pool_width takes the greatest score, not the mean */
     KV_POLICY_EXACT_REDUNDANCY = 1u << 6, /* RKV: with the rule that spares the newest of similar
                                              keys; its cost is quadratic in the tokens */
@@ -769,13 +769,16 @@ typedef struct kv_policy {
     uint32_t reserved0;
     uint64_t seed;          /* of all draws: RANDOM, VASE_*, SAMPLE */
     uint32_t allocator;     /* KV_ALLOCATE_* */
-    uint32_t slack;         /* a round at step end when more than budget + slack are retained;
-                               0: `every` alone decides */
+    uint32_t slack;         /* a round at step end when so many tokens more are retained than it
+                               leaves, in the mean over its layers and heads; 0: `every` alone
+                               decides */
     uint32_t window;        /* SCISSORHANDS, SNAPKV, RKV, VASE_ATTENTION: the last so many queries
-                               count; 0: 400, 64, 8, 64. From twice as many on older ones are
-                               forgotten: rounds every multiple of `window` see exactly those */
-    uint32_t pool_width;    /* odd, at most 127: scores become the mean of so many neighbours;
-                               0: the scorer's (SNAPKV, VASE_ATTENTION 5, RKV 7, maximum), else 1 */
+                               count; 0: 400, 64, 8, 64. From twice as many on (and a step's rows)
+                               older ones are forgotten: rounds every multiple of `window` tokens,
+                               in steps of one, see exactly those */
+    uint32_t pool_width;    /* odd, at most 127: scores by attention, and of the host, become the
+                               mean of so many neighbours; 0: the scorer's (SNAPKV, VASE_ATTENTION
+                               5, RKV 7, maximum), else 1 */
     uint32_t observe_every; /* attention of one-token steps is observed in every so-manieth alone,
                                since that takes up to a twelfth of the attention's time; 0: 4 for
                                H2O (whose authors observe all) and BLEND, 1 for the others */
@@ -787,10 +790,11 @@ typedef struct kv_policy {
     float floor_share;      /* ADAPTIVE: of its budget each head is sure of; 0: 0.2 */
     float threshold;        /* THRESHOLD */
     uint32_t steepness;     /* PYRAMID: the last layer has budget / steepness; 0: 20 */
-    uint32_t value_reserve; /* so many tokens whose values have the widest range stay;
-                               VASE_ATTENTION: 0 is a quarter of the budget */
-    uint32_t segments;      /* the prompt in so many equal parts, of each of which at least */
-    uint32_t segment_quota; /* so many tokens stay, the best; 0: off */
+    uint32_t value_reserve; /* so many tokens of each set whose values have the widest range stay,
+                               if it holds as many; VASE_ATTENTION: 0 is a quarter of the budget */
+    uint32_t segments;      /* the prompt in so many equal parts, at most 4096, of each of which */
+    uint32_t segment_quota; /* at least so many tokens stay, the best, as far as there are places
+                               for all parts; 0: off */
     uint32_t reserved1;
 } kv_policy;
 
@@ -862,16 +866,18 @@ KV_API KV_MUST_CHECK kv_status kv_pool_policy_footprint(kv_pool *pool, const kv_
 
 /* Scores of one layer for positions [first_position, first_position + tokens), for KV_SCORER_HOST:
  * scores[kv_head * tokens + i], higher stays, NaN goes first. Positions that a head no longer
- * retains are passed over. A token that was given no score stays. The sequence's policy must be one
- * of KV_SCORER_HOST. Errors: INVALID, STALE. Threads: external. */
+ * retains are passed over. A token that was given no score ranks above all that have one, and those
+ * that came after the last call stay as the recent ones do. The sequence's policy must be one of
+ * KV_SCORER_HOST. Errors: INVALID, STALE. Threads: external. */
 KV_API KV_MUST_CHECK kv_status kv_seq_set_scores(kv_pool *pool, kv_seq seq, uint32_t layer,
                                                  uint64_t first_position, uint64_t tokens,
                                                  const float *scores);
 
 /* What a sequence's scorer has observed of one layer and KV head, or was given: a number per
  * retained token, in the order of kv_seq_get_positions. Attention is summed over the query heads of
- * the KV head. Writes up to `capacity` of them (out_scores may be NULL when it is 0), and the full
- * count: 0 where nothing was observed. Errors: INVALID, STALE. Threads: external. */
+ * the KV head, of all rows of steps that ended, rejected drafts among them. Writes up to `capacity`
+ * of them (out_scores may be NULL when it is 0), and the full count: 0 where nothing was observed.
+ * Errors: INVALID, STALE. Threads: external. */
 KV_API KV_MUST_CHECK kv_status kv_seq_get_scores(kv_pool *pool, kv_seq seq, uint32_t layer,
                                                  uint32_t kv_head, uint64_t capacity,
                                                  float *out_scores, uint64_t *out_count);

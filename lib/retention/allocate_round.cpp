@@ -77,6 +77,16 @@ void allocate_adaptively(const round_plan& plan, const layer_geometry& layer) {
     }
 }
 
+/// Do the heads of a layer hold more than the sum of their budgets?
+bool exceeds_budgets(const round_plan& plan, const layer_geometry& layer) {
+    uint64_t slots = 0, budgets = 0;
+    for (uint32_t lane = layer.first_lane; lane < layer.end_lane(); ++lane) {
+        slots += plan.owner.lanes[lane].slots;
+        budgets += budget_of(plan, lane, plan.policy.budget);
+    }
+    return slots > budgets;
+}
+
 /// What reaches the threshold, within the budget; heads that share a lane keep what the one with
 /// the most does.
 void allocate_by_threshold(const round_plan& plan, const layer_geometry& layer) {
@@ -145,15 +155,12 @@ bool choose_lanes(round_plan& plan) {
     bool any = false;
     for (const layer_geometry& layer : model.layers) {
         if (!plan.any_chosen(layer)) continue;
-        uint64_t slots = 0, keep = 0;
-        for (uint32_t lane = layer.first_lane; lane < layer.end_lane(); ++lane) {
-            slots += plan.owner.lanes[lane].slots;
-            keep += plan.keep(lane);
-        }
+        const bool competes = plan.policy.allocator == KV_ALLOCATE_ADAPTIVE;
+        const bool together = competes && exceeds_budgets(plan, layer);
         for (uint32_t lane = layer.first_lane; lane < layer.end_lane(); ++lane) {
             const uint32_t present = plan.owner.lanes[lane].slots;
-            const bool together = plan.policy.allocator == KV_ALLOCATE_ADAPTIVE && slots > keep;
-            const bool removes = any_number || together || present > plan.keep(lane);
+            const bool alone = !competes && present > plan.keep(lane);
+            const bool removes = any_number || together || alone;
             if (allocates_by_scores(plan)) plan.context.keep[lane] = present;
             if (!removes) plan.context.chosen_lanes[lane] = 0;
             any = any || plan.chosen(lane);

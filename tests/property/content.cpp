@@ -248,6 +248,9 @@ void world::attend_layer(world_step& step, uint32_t layer, const attention_sampl
                                                                : 5e-3;
     uint32_t first_row = 0;
     for (const world_item& item : step.items) {
+        observe(item, layer,
+                queries.data() +
+                    std::size_t{first_row} * description.query_heads * description.key_dim);
         const uint32_t picked = sample.rows == 0 ? item.rows : std::min(sample.rows, item.rows);
         for (uint32_t i = 0; i < picked; ++i) {
             const uint32_t row = sample.rows == 0 ? i : static_cast<uint32_t>(below(item.rows));

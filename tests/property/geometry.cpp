@@ -108,6 +108,7 @@ kv_pool* create_pool(const pool_spec& spec, const kv_hooks* hooks) {
     config.max_step_tokens = spec.max_step_tokens;
     config.threads = spec.threads;
     config.hooks = hooks;
+    config.max_observed_sequences = spec.max_observed_sequences;
     kv_pool* pool = nullptr;
     require_ok(kv_pool_create(&config, &model, &pool), "kv_pool_create");
     return pool;

@@ -48,6 +48,7 @@ struct pool_spec {
     uint32_t max_step_sequences = 6;
     uint32_t max_step_tokens = 96;
     uint32_t threads = 1;
+    uint32_t max_observed_sequences = 4;
 
     bool host_fences() const { return (flags & KV_POOL_HOST_FENCES) != 0; }
 };

@@ -1,8 +1,8 @@
-#include "oracle.hpp"
-
 #include <algorithm>
 #include <cmath>
 #include <limits>
+
+#include "oracle_observed.hpp"
 
 namespace property {
 
@@ -72,6 +72,7 @@ oracle_sequence oracle::fork(const oracle_sequence& parent) const {
     child.written_rows = 0;
     child.round_deferred = false;
     child.has_deferred_policy = false;
+    discard_pending(child);
     for (oracle_lane& lane : child.lanes) {
         lane.table.resize(blocks_for(lane.slots()));
         if (defect == mutation::forgotten_block && !lane.table.empty()) {
@@ -116,6 +117,7 @@ kv_status oracle::truncate(oracle_sequence& target, uint64_t tokens_seen) {
         shrink(target, i, blocks_for(keep), ignored);
     }
     target.next_position = tokens_seen;
+    truncate_observed(target);
     return KV_OK;
 }
 
@@ -155,7 +157,7 @@ std::array<uint64_t, 16> oracle::need(const oracle_sequence& owner, uint32_t row
 }
 
 double attend(const oracle& model, const attention_query& query,
-              const std::vector<const token*>& tokens, double* out) {
+              const std::vector<const token*>& tokens, double* out, std::vector<double>* weights) {
     const layer_spec& layer = *query.layer;
     const oracle_lane_shape& lane = *query.lane;
     const uint32_t kv_head = query.query_head / layer.group() - lane.first_head;
@@ -200,6 +202,12 @@ double attend(const oracle& model, const attention_query& query,
         for (uint32_t d = 0; d < lane.value_dim; ++d) out[d] += weight * double{value[d]};
     }
     for (uint32_t d = 0; d < lane.value_dim; ++d) out[d] /= denominator;
+    if (weights != nullptr) {
+        weights->clear();
+        for (const double logit : logits) {
+            weights->push_back(std::exp(logit - largest) / denominator);
+        }
+    }
     return largest + std::log(denominator);
 }
 

@@ -22,7 +22,9 @@ enum class mutation {
     overwritten_tail,  // a write into a shared tail block reaches its other readers
     forgotten_block,   // a fork does not count the references of its last block
     late_protection,   // the first protected position may be evicted
-    accepted_draft     // one draft more than was accepted becomes part of the sequence
+    accepted_draft,    // one draft more than was accepted becomes part of the sequence
+    unmoved_scores,    // a compaction leaves scores where they were
+    kept_scores        // a policy of other rules goes on with what was observed by the old ones
 };
 
 /// Stored numbers of one token: per lane, per KV head, its key then its value.
@@ -64,6 +66,12 @@ struct oracle_lane {
     std::vector<std::vector<token>> heads;  // ascending positions; all of one length
     std::vector<block_reference> table;
     std::size_t survivors = 0;  // of the last compaction, at the front of every head
+    // What a policy has observed, or was given (oracle_observed.hpp), by head and slot. Slots
+    // behind the end have 0, or no score.
+    std::vector<std::vector<double>> sums, pending_sums;
+    bool observed_any = false;
+    bool pending = false;    // the open step leaves pending_sums
+    uint64_t given_end = 0;  // the next position when the host last gave scores
 
     uint32_t slots() const { return static_cast<uint32_t>(heads[0].size()); }
 };
@@ -91,7 +99,8 @@ struct oracle_sequence {
     kv_policy deferred_policy = {};
     std::vector<position_span> pins;
     std::vector<oracle_lane> lanes;
-    int step = -1;  // which open step holds it
+    int step = -1;                  // which open step holds it
+    uint32_t unobserved_steps = 0;  // since the last whose attention was observed
 };
 
 struct drop_count {
@@ -162,8 +171,10 @@ struct attention_query {
     const float* query = nullptr;  // [key_dim]
 };
 
-/// out[value_dim]; returns the natural logarithm of the denominator.
+/// out[value_dim], and where wanted each token's weight; returns the natural logarithm of the
+/// denominator.
 double attend(const oracle& model, const attention_query& query,
-              const std::vector<const token*>& tokens, double* out);
+              const std::vector<const token*>& tokens, double* out,
+              std::vector<double>* weights = nullptr);
 
 }  // namespace property

@@ -9,6 +9,7 @@
 #include <set>
 
 #include "mismatch.hpp"
+#include "oracle_observed.hpp"
 
 namespace property {
 
@@ -18,13 +19,18 @@ namespace {
 /// a tie that either may win.
 constexpr double tie = 2e-3;
 
+/// What the host's NaN counts as: it goes first, and two of them are alike.
+constexpr double not_a_number = -1e300;
+
 bool is_protected(const oracle& model, const oracle_sequence& owner, const kv_policy& policy,
                   uint64_t position) {
     const bool prompt = (policy.flags & KV_POLICY_PROTECT_PROMPT) != 0;
     const uint64_t late = model.defect == mutation::late_protection ? 1 : 0;
     if (prompt && position >= late && position < policy.prompt_tokens) return true;
     if (position >= late && position < policy.sinks) return true;
-    if (position + policy.recent >= owner.next_position) return true;
+    const uint64_t recent =
+        std::max<uint64_t>(policy.recent, newest_without_scores(model, owner, policy));
+    if (position + recent >= owner.next_position) return true;
     return std::any_of(owner.pins.begin(), owner.pins.end(), [&](const position_span& pin) {
         return position >= pin.first && position - pin.first < pin.count;
     });
@@ -53,6 +59,7 @@ bool same_positions(const std::vector<token>& a, const std::vector<token>& b) {
 
 /// Which set of survivors a head of a lane has a part in.
 uint32_t set_of(const oracle& model, std::size_t lane, uint32_t head, uint32_t selection) {
+    if (selection == KV_SELECT_PER_LAYER) return model.lanes[lane].layer;
     return selection == KV_SELECT_UNION ? 0 : model.lanes[lane].first_head + head;
 }
 
@@ -60,6 +67,11 @@ bool sets_differ(const oracle& model, const oracle_sequence& owner, const round_
                  uint32_t selection) {
     if (selection == KV_SELECT_PER_LAYER_PER_HEAD) return false;
     std::map<uint32_t, const std::vector<token>*> sets;
+    // The first head of a layer speaks for it, whether or not it loses tokens itself.
+    for (std::size_t lane = 0; selection == KV_SELECT_PER_LAYER && lane < model.lanes.size();
+         ++lane) {
+        sets.emplace(model.lanes[lane].layer, &owner.lanes[lane].heads[0]);
+    }
     uint32_t kv_heads = 0;
     for (std::size_t lane = 0; lane < model.lanes.size(); ++lane) {
         if (plan.chosen[lane] == 0) continue;
@@ -143,6 +155,7 @@ struct scorer {
     const oracle_sequence& owner;
     const kv_policy& policy;
     const means_reader& means;
+    bool numbers = true;  // the oracle has followed attention
 
     /// Scores of one lane and head for its candidate slots; NaN for protected ones.
     std::vector<double> head_scores(uint32_t lane, uint32_t head) const {
@@ -155,7 +168,9 @@ struct scorer {
                 candidates.push_back(slot);
             }
         }
-        if (policy.scorer == KV_SCORER_STREAMING) {
+        if (is_adjusted()) {
+            for (const std::size_t slot : candidates) scores[slot] = 0.0;  // any of them
+        } else if (policy.scorer == KV_SCORER_STREAMING) {
             for (const std::size_t slot : candidates) scores[slot] = tokens[slot].position;
         } else if (policy.scorer == KV_SCORER_KEY_NORM) {
             for (const std::size_t slot : candidates) {
@@ -166,10 +181,58 @@ struct scorer {
             }
         } else if (policy.scorer == KV_SCORER_TRIATTENTION) {
             by_triattention(lane, head, candidates, scores);
+        } else if (policy.scorer == KV_SCORER_KEYDIFF) {
+            by_direction(lane, head, candidates, scores);
+        } else if (is_known()) {
+            for (const std::size_t slot : candidates) {
+                const double score = observed_at(owner, lane, head, slot);
+                scores[slot] = std::isnan(score) ? not_a_number : score;
+            }
         } else {
             for (const std::size_t slot : candidates) scores[slot] = 0.0;  // any of them
         }
         return scores;
+    }
+
+    /// Are scores not what decides alone?
+    bool is_adjusted() const {
+        return (policy.flags & KV_POLICY_SAMPLE) != 0 || policy.value_reserve != 0 ||
+               policy.segments != 0;
+    }
+    /// Observed scores that the oracle has followed, and nothing else decides.
+    bool is_known() const {
+        if (policy.pool_width > 1) return false;
+        const observed_kind kind = rules_of(policy).kind;
+        return kind == observed_kind::given ||
+               (numbers && (kind == observed_kind::mass || kind == observed_kind::last));
+    }
+
+    /// KeyDiff: keys unlike the mean of all directions stay.
+    void by_direction(uint32_t lane, uint32_t head, const std::vector<std::size_t>& candidates,
+                      std::vector<double>& scores) const {
+        const oracle_lane_shape& shape = model.lanes[lane];
+        const std::vector<token>& tokens = owner.lanes[lane].heads[head];
+        std::vector<double> sum(shape.key_dim, 0.0);
+        const auto length = [&](const float* key) {
+            double square = 0.0;
+            for (uint32_t d = 0; d < shape.key_dim; ++d) square += double{key[d]} * double{key[d]};
+            return std::sqrt(square);
+        };
+        for (const token& t : tokens) {
+            const float* key = shape.key(t, head);
+            const double norm = length(key);
+            for (uint32_t d = 0; norm != 0.0 && d < shape.key_dim; ++d)
+                sum[d] += double{key[d]} / norm;
+        }
+        double total = 0.0;
+        for (const double s : sum) total += s * s;
+        for (const std::size_t slot : candidates) {
+            const float* key = shape.key(tokens[slot], head);
+            double dot = 0.0;
+            for (uint32_t d = 0; d < shape.key_dim; ++d) dot += sum[d] * double{key[d]};
+            const double both = std::sqrt(total) * length(key);
+            scores[slot] = both == 0.0 ? 0.0 : -dot / both;
+        }
     }
 
     void by_triattention(uint32_t lane, uint32_t head, const std::vector<std::size_t>& candidates,
@@ -209,19 +272,22 @@ void check_best(const std::vector<token>& tokens, const std::vector<double>& sco
     uint32_t kept_at = 0, gone_at = 0;
     for (std::size_t slot = 0; slot < tokens.size(); ++slot) {
         const uint32_t position = tokens[slot].position;
+        const double score = scores[slot] < not_a_number / 2 ? not_a_number : scores[slot];
         const bool stays = std::binary_search(survivors.begin(), survivors.end(), position);
         if (std::isnan(scores[slot])) {
             require(stays, "layer {} head {}: the protected position {} was evicted", layer, head,
                     position);
-        } else if (stays && scores[slot] < worst_kept) {
-            worst_kept = scores[slot];
+        } else if (stays && score < worst_kept) {
+            worst_kept = score;
             kept_at = position;
-        } else if (!stays && scores[slot] > best_gone) {
-            best_gone = scores[slot];
+        } else if (!stays && score > best_gone) {
+            best_gone = score;
             gone_at = position;
         }
     }
-    require(worst_kept >= best_gone - tolerance,
+    // Sums of weights, which are kept as f16, may be large.
+    const double near = std::max(tolerance, std::isfinite(best_gone) ? tolerance * best_gone : 0.0);
+    require(worst_kept >= best_gone - near,
             "layer {} head {}: position {} with score {} stays, {} with {} was evicted", layer,
             head, kept_at, worst_kept, gone_at, best_gone);
 }
@@ -254,7 +320,7 @@ void check_selection(const scorer& by, const round_plan& plan, const survivor_se
                     "layer {} head {}: its survivors differ from those of layer {}, set {}", layer,
                     by.model.lanes[lane].first_head + head, by.model.lanes[whole.lane].layer, set);
             for (std::size_t slot = 0; !fresh && slot < scores.size(); ++slot) {
-                whole.scores[slot] = selection == KV_SELECT_PER_HEAD
+                whole.scores[slot] = selection != KV_SELECT_UNION
                                          ? whole.scores[slot] + scores[slot]
                                          : std::max(whole.scores[slot], scores[slot]);
             }
@@ -274,6 +340,7 @@ void compact(oracle& model, oracle_sequence& owner, uint32_t lane, uint32_t keep
     uint32_t first_moving = keep;
     for (std::size_t head = 0; head < state.heads.size(); ++head) {
         std::vector<token> kept;
+        std::vector<double> sums;
         const std::vector<token>& old = state.heads[head];
         std::size_t slot = 0;
         for (const uint32_t position : survivors[head]) {
@@ -285,8 +352,12 @@ void compact(oracle& model, oracle_sequence& owner, uint32_t lane, uint32_t keep
                 first_moving = std::min(first_moving, static_cast<uint32_t>(kept.size()));
             }
             kept.push_back(old[slot]);
+            sums.push_back(observed_at(owner, lane, head, slot));
         }
         state.heads[head] = std::move(kept);
+        if (head >= state.sums.size()) continue;
+        if (model.defect == mutation::unmoved_scores) sums = state.sums[head];
+        state.sums[head] = std::move(sums);
     }
     const uint32_t kept_blocks = model.blocks_for(keep);
     std::vector<block_reference> replaced;
@@ -307,8 +378,10 @@ void compact(oracle& model, oracle_sequence& owner, uint32_t lane, uint32_t keep
 }  // namespace
 
 uint32_t resolved_selection(const kv_policy& policy) {
-    if (policy.scorer == KV_SCORER_STREAMING || policy.selection == KV_SELECT_DEFAULT) {
-        return KV_SELECT_PER_LAYER_PER_HEAD;
+    if (policy.scorer == KV_SCORER_STREAMING) return KV_SELECT_PER_LAYER_PER_HEAD;
+    if (policy.selection == KV_SELECT_DEFAULT) {
+        return policy.scorer == KV_SCORER_TOVA ? uint32_t{KV_SELECT_PER_LAYER}
+                                               : uint32_t{KV_SELECT_PER_LAYER_PER_HEAD};
     }
     return policy.selection;
 }
@@ -324,8 +397,7 @@ round_plan plan_round(const oracle& model, const oracle_sequence& owner, const k
     uint32_t keep = 0;
     for (std::size_t lane = 0; lane < model.lanes.size(); ++lane) {
         const oracle_lane_shape& shape = model.lanes[lane];
-        const bool skipped =
-            policy.scorer == KV_SCORER_KEY_NORM && shape.layer < policy.skip_layers;
+        const bool skipped = shape.layer < policy.skip_layers;
         if (!shape.evictable || skipped || owner.lanes[lane].slots() == 0) continue;
         plan.chosen[lane] = 1;
         for (const std::vector<token>& head : owner.lanes[lane].heads) {
@@ -353,6 +425,41 @@ uint32_t held_in_lane(const oracle& model, const oracle_sequence& owner, const k
     return static_cast<uint32_t>(most);
 }
 
+uint32_t budget_of_lane(const oracle& model, const oracle_sequence& owner, const kv_policy& policy,
+                        std::size_t lane) {
+    uint32_t most = held_in_lane(model, owner, policy, lane);
+    for (const std::vector<token>& head : owner.lanes[lane].heads) {
+        uint32_t allowed = policy.budget;
+        const uint32_t both = KV_POLICY_PROTECT_PROMPT | KV_POLICY_PROMPT_ON_TOP;
+        for (const token& t : head) {
+            allowed += (policy.flags & both) == both && t.position < policy.prompt_tokens ? 1 : 0;
+        }
+        most = std::max(most, allowed);
+    }
+    return most;
+}
+
+bool round_is_due(const oracle& model, const oracle_sequence& owner, uint32_t accepted) {
+    const kv_policy& policy = owner.policy;
+    if (!owner.has_policy) return false;
+    const bool by_count = policy.every != 0 && owner.tokens_since_round >= policy.every;
+    const bool at_prompt_end = (policy.flags & KV_POLICY_AT_PROMPT_END) != 0 &&
+                               owner.next_position >= policy.prompt_tokens &&
+                               owner.next_position - accepted < policy.prompt_tokens;
+    uint64_t retained = 0, lanes = 0, left = 0;
+    for (std::size_t lane = 0; lane < model.lanes.size(); ++lane) {
+        if (!model.lanes[lane].evictable) continue;
+        const uint32_t slots = owner.lanes[lane].slots();
+        const bool above = slots > policy.budget || policy.allocator == KV_ALLOCATE_THRESHOLD;
+        if (above && (by_count || at_prompt_end)) return true;
+        if (model.lanes[lane].layer < policy.skip_layers) continue;
+        retained += uint64_t{slots} * model.lanes[lane].kv_heads;
+        lanes += model.lanes[lane].kv_heads;
+        left = std::max<uint64_t>(left, budget_of_lane(model, owner, policy, lane));
+    }
+    return policy.slack != 0 && retained > lanes * (left + policy.slack);
+}
+
 void bound_fresh(const oracle& model, const oracle_sequence& owner, const kv_policy& policy,
                  round_plan& plan) {
     for (std::size_t lane = 0; lane < model.lanes.size(); ++lane) {
@@ -374,7 +481,7 @@ void bound_fresh(const oracle& model, const oracle_sequence& owner, const kv_pol
 
 round_effect apply_round(oracle& model, oracle_sequence& owner, const kv_policy& policy,
                          const round_plan& plan, const survivor_sets& survivors,
-                         const means_reader& means) {
+                         const means_reader& means, bool numbers) {
     for (std::size_t lane = 0; lane < model.lanes.size(); ++lane) {
         if (plan.chosen[lane] == 0) continue;
         for (const std::vector<uint32_t>& head : survivors[lane]) {
@@ -383,7 +490,7 @@ round_effect apply_round(oracle& model, oracle_sequence& owner, const kv_policy&
         }
     }
     try {
-        check_selection({model, owner, policy, means}, plan, survivors);
+        check_selection({model, owner, policy, means, numbers}, plan, survivors);
     } catch (const mismatch& found) {
         throw mismatch(
             fmt::format("{} (scorer {} selection {} flags {} budget {} sinks {} recent {} prompt "

@@ -30,6 +30,13 @@ uint32_t resolved_selection(const kv_policy& policy);
 uint32_t held_in_lane(const oracle& model, const oracle_sequence& owner, const kv_policy& policy,
                       std::size_t lane);
 
+/// Tokens that a lane keeps of a budget, if it has as many.
+uint32_t budget_of_lane(const oracle& model, const oracle_sequence& owner, const kv_policy& policy,
+                        std::size_t lane);
+
+/// Does the sequence's own policy want a round at the end of a step that accepted so many tokens?
+bool round_is_due(const oracle& model, const oracle_sequence& owner, uint32_t accepted);
+
 /// Fills in the most blocks that copies of the chosen lanes may take.
 void bound_fresh(const oracle& model, const oracle_sequence& owner, const kv_policy& policy,
                  round_plan& plan);
@@ -48,9 +55,10 @@ struct round_effect {
     drop_count returned;
 };
 
-/// Throws mismatch unless `survivors` is what the policy asks for; then makes them so.
+/// Throws mismatch unless `survivors` is what the policy asks for; then makes them so. `numbers`:
+/// the oracle has followed what was observed.
 round_effect apply_round(oracle& model, oracle_sequence& owner, const kv_policy& policy,
                          const round_plan& plan, const survivor_sets& survivors,
-                         const means_reader& means);
+                         const means_reader& means, bool numbers = true);
 
 }  // namespace property

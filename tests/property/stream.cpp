@@ -4,10 +4,71 @@
 
 namespace property {
 
+namespace {
+
+bool samples(const kv_policy& policy) {
+    return (policy.flags & KV_POLICY_SAMPLE) != 0 || policy.scorer == KV_SCORER_VASE_ATTENTION;
+}
+
+void observe_at_random(world& world, kv_policy& policy) {
+    if (policy.scorer == KV_SCORER_EXPECTED_ATTENTION && world.below(2) == 0) {
+        policy.flags |= KV_POLICY_STATISTICS_ONLINE;
+    }
+    if (world.below(2) == 0) policy.window = 1 + static_cast<uint32_t>(world.below(12));
+    if (world.below(4) == 0) policy.observe_every = static_cast<uint32_t>(world.below(4));
+    if (world.below(3) == 0) policy.decay = 1.0f - static_cast<float>(world.below(8)) / 16.0f;
+    if (world.below(4) == 0) policy.pool_width = 1 + 2 * static_cast<uint32_t>(world.below(5));
+    if (world.below(4) == 0) policy.flags |= KV_POLICY_POOL_MAX;
+    if (world.below(2) == 0) policy.flags |= KV_POLICY_EXACT_REDUNDANCY;
+}
+
+void adjust_at_random(world& world, kv_policy& policy) {
+    const bool may_sample = policy.scorer == KV_SCORER_H2O || policy.scorer == KV_SCORER_SNAPKV ||
+                            policy.scorer == KV_SCORER_VASE_SKETCH ||
+                            policy.scorer == KV_SCORER_HOST;
+    if (may_sample && world.below(4) == 0) policy.flags |= KV_POLICY_SAMPLE;
+    if (world.below(6) == 0) policy.value_reserve = static_cast<uint32_t>(world.below(60));
+    if (world.below(8) == 0) {
+        policy.prompt_tokens = std::max(policy.prompt_tokens, 60u);
+        policy.segments = 1 + static_cast<uint32_t>(world.below(20));
+        policy.segment_quota = static_cast<uint32_t>(world.below(6));
+    }
+    if (policy.prompt_tokens != 0 && world.below(4) == 0) policy.flags |= KV_POLICY_AT_PROMPT_END;
+    if (world.below(5) == 0) policy.slack = 1 + static_cast<uint32_t>(world.below(20));
+}
+
+void allocate_at_random(world& world, kv_policy& policy) {
+    if (policy.selection == KV_SELECT_PER_HEAD || policy.selection == KV_SELECT_UNION) return;
+    const std::vector<oracle_lane_shape>& lanes = world.model().lanes;
+    const bool apart = std::all_of(lanes.begin(), lanes.end(), [&](const oracle_lane_shape& lane) {
+        return !lane.evictable || lane.kv_heads == 1;
+    });
+    switch (world.below(6)) {
+        case 0:
+            policy.allocator = KV_ALLOCATE_PYRAMID;
+            policy.steepness = static_cast<uint32_t>(world.below(30));
+            break;
+        case 1:
+            if (samples(policy)) break;
+            policy.allocator = KV_ALLOCATE_THRESHOLD;
+            policy.threshold = static_cast<float>(world.below(40)) / 20.0f - 0.5f;
+            break;
+        case 2:
+            if (!apart || policy.selection == KV_SELECT_PER_LAYER) break;
+            policy.allocator = KV_ALLOCATE_ADAPTIVE;
+            policy.floor_share = static_cast<float>(world.below(5)) / 4.0f;
+            break;
+        default:
+            break;
+    }
+}
+
+}  // namespace
+
 kv_policy random_policy(world& world) {
     kv_policy policy = KV_INIT(kv_policy);
-    policy.scorer = 1 + static_cast<uint32_t>(world.below(4));
-    policy.selection = static_cast<uint32_t>(world.below(4));
+    policy.scorer = 1 + static_cast<uint32_t>(world.below(world.below(3) == 0 ? 4 : 15));
+    policy.selection = static_cast<uint32_t>(world.below(5));
     policy.budget = 1 + static_cast<uint32_t>(world.below(70));
     policy.every = static_cast<uint32_t>(world.below(3) == 0 ? 0 : 1 + world.below(24));
     if (world.below(2) == 0) policy.sinks = static_cast<uint32_t>(world.below(20));
@@ -21,8 +82,11 @@ kv_policy random_policy(world& world) {
         if (world.below(3) == 0) policy.flags |= KV_POLICY_OFFSETS_MAX;
         if (world.below(2) == 0) policy.offset_max = 1u << world.below(12);
     }
-    if (policy.scorer == KV_SCORER_KEY_NORM && world.below(3) == 0) policy.skip_layers = 1;
+    if (world.below(9) == 0) policy.skip_layers = 1;
     policy.seed = world.random()();
+    observe_at_random(world, policy);
+    adjust_at_random(world, policy);
+    allocate_at_random(world, policy);
     return policy;
 }
 
@@ -51,6 +115,7 @@ class stream {
         result_.attention_rows = world_.attention_rows();
         result_.bytes_compared = world_.bytes_compared();
         result_.rounds = stats.compactions;
+        result_.scored_rounds = world_.scored_rounds();
         result_.cancelled = stats.steps_cancelled;
         result_.tokens = stats.tokens_accepted;
         return result_;
@@ -88,6 +153,8 @@ class stream {
             if (oracle_sequence* target = below(5) == 0 ? any() : idle()) compress(*target);
         } else if (dice < 90) {
             if (oracle_sequence* target = any()) change_policy(*target);
+        } else if (dice < 92) {
+            if (oracle_sequence* target = any()) set_scores(*target);
         } else if (dice < 94) {
             if (oracle_sequence* target = any()) pin(*target);
         } else if (dice < 97) {
@@ -136,9 +203,10 @@ class stream {
         if (target.step < 0 && below(3) == 0) {
             kv_policy policy = random_policy(world_);
             policy.selection = KV_SELECT_PER_LAYER_PER_HEAD;
+            policy.allocator = KV_ALLOCATE_UNIFORM;
             policy.skip_layers = 0;
             world_.compress_unevenly(target, policy);
-        } else if (below(2) == 0) {
+        } else if (below(3) == 0) {
             const kv_policy policy = random_policy(world_);
             world_.compress(target, &policy);
         } else {
@@ -152,6 +220,25 @@ class stream {
         } else {
             const kv_policy policy = random_policy(world_);
             world_.set_policy(target, &policy);
+        }
+    }
+
+    /// Mostly for those who want them.
+    void set_scores(oracle_sequence& target) {
+        oracle_sequence* chosen = &target;
+        for (oracle_sequence* other : world_.alive()) {
+            if (below(4) != 0 && rules_of(*other).kind == observed_kind::given) chosen = other;
+        }
+        const uint64_t seen = chosen->next_position;
+        const uint32_t layers = static_cast<uint32_t>(world_.model().spec.layers.size());
+        if (below(3) == 0) {
+            const uint64_t first = below(seen + 1);
+            world_.set_scores(*chosen, static_cast<uint32_t>(below(layers)), first,
+                              below(seen - first + 2));
+            return;
+        }
+        for (uint32_t layer = 0; layer < layers; ++layer) {
+            world_.set_scores(*chosen, layer, 0, seen);
         }
     }
 
@@ -187,7 +274,11 @@ class stream {
             sample.bytes = below(options_.filling == content::fingerprints ? 3 : 8) == 0;
             if (below(6) == 0) sample.out_type = KV_DTYPE_F16 + static_cast<uint32_t>(below(2));
             if (below(30) == 0) sample.rows = sample.heads = 0;
-            world_.forward(place, below(3) == 0 ? &sample : nullptr);
+            const bool looked_at =
+                std::any_of(step.items.begin(), step.items.end(), [](const world_item& item) {
+                    return rules_of(*item.owner).kind != observed_kind::nothing;
+                });
+            world_.forward(place, below(4) < (looked_at ? 3u : 1u) ? &sample : nullptr);
         } else {
             finish(place);
         }

@@ -18,8 +18,9 @@ struct stream_result {
     uint64_t operations = 0;
     uint64_t attention_rows = 0;
     uint64_t bytes_compared = 0;
-    uint64_t rounds = 0;  // compactions that removed something
-    uint64_t again = 0;   // reserves that the pool was too full for
+    uint64_t rounds = 0;         // compactions that removed something
+    uint64_t scored_rounds = 0;  // by what was observed, or the host gave
+    uint64_t again = 0;          // reserves that the pool was too full for
     uint64_t cancelled = 0;
     uint64_t tokens = 0;
 };

@@ -48,6 +48,7 @@ void run_streams(content filling, const char* name) {
                 all.attention_rows += one.attention_rows;
                 all.bytes_compared += one.bytes_compared;
                 all.rounds += one.rounds;
+                all.scored_rounds += one.scored_rounds;
                 all.again += one.again;
                 all.cancelled += one.cancelled;
                 all.tokens += one.tokens;
@@ -56,16 +57,19 @@ void run_streams(content filling, const char* name) {
     }
     std::printf(
         "stream of %s: %llu operations, %llu tokens, %llu attention rows, %llu bytes compared, "
-        "%llu rounds, %llu full pools, %llu cancelled steps\n",
+        "%llu rounds, %llu of them by what was observed or given, %llu full pools, %llu cancelled "
+        "steps\n",
         name, static_cast<unsigned long long>(all.operations),
         static_cast<unsigned long long>(all.tokens),
         static_cast<unsigned long long>(all.attention_rows),
         static_cast<unsigned long long>(all.bytes_compared),
-        static_cast<unsigned long long>(all.rounds), static_cast<unsigned long long>(all.again),
-        static_cast<unsigned long long>(all.cancelled));
+        static_cast<unsigned long long>(all.rounds),
+        static_cast<unsigned long long>(all.scored_rounds),
+        static_cast<unsigned long long>(all.again), static_cast<unsigned long long>(all.cancelled));
     CHECK(all.operations >= operations);
     // The stream reaches what it is there for.
     CHECK(all.rounds > operations / 2000);
+    CHECK(all.scored_rounds > operations / 2000);
     CHECK(all.again > operations / 2000);
     CHECK(all.cancelled > operations / 2000);
     CHECK(all.attention_rows > operations / 100);
@@ -104,4 +108,6 @@ TEST_CASE("the streams notice a wrong oracle") {
     CHECK(notices(mutation::forgotten_block));
     CHECK(notices(mutation::late_protection));
     CHECK(notices(mutation::accepted_draft));
+    CHECK(notices(mutation::unmoved_scores));
+    CHECK(notices(mutation::kept_scores));
 }

@@ -53,6 +53,11 @@ oracle_sequence* world::create(const kv_policy* policy, bool gathers) {
         expect_error(found, KV_LIMIT, "kv_seq_create");
         return nullptr;
     }
+    if (policy != nullptr && rules_of(*policy).kind != observed_kind::nothing &&
+        places_left() == 0) {
+        expect_error(found, KV_LIMIT, "kv_seq_create without a place for observations");
+        return nullptr;
+    }
     require_ok(found, "kv_seq_create");
     auto sequence = std::make_unique<oracle_sequence>(model_.empty_sequence());
     sequence->handle = handle;
@@ -89,6 +94,10 @@ std::vector<oracle_sequence*> world::fork(oracle_sequence& parent, uint32_t coun
         expect_error(found, KV_LIMIT, "kv_seq_fork");
         return children;
     }
+    if (rules_of(parent).kind != observed_kind::nothing && places_left() < count) {
+        expect_error(found, KV_LIMIT, "kv_seq_fork without places for observations");
+        return children;
+    }
     require_ok(found, "kv_seq_fork");
     for (const kv_seq handle : handles) {
         auto child = std::make_unique<oracle_sequence>(model_.fork(parent));
@@ -123,9 +132,17 @@ kv_status world::truncate(oracle_sequence& target, uint64_t tokens_seen) {
 
 void world::set_policy(oracle_sequence& target, const kv_policy* policy) {
     note("policy of {}: {}", target.serial, policy != nullptr ? policy->scorer : 0);
-    require_ok(kv_seq_set_policy(pool_, target.handle, policy), "kv_seq_set_policy");
+    const kv_status found = kv_seq_set_policy(pool_, target.handle, policy);
+    const observed_rules before = rules_of(target);
+    if (policy != nullptr && rules_of(*policy).kind != observed_kind::nothing &&
+        before.kind == observed_kind::nothing && places_left() == 0) {
+        expect_error(found, KV_LIMIT, "kv_seq_set_policy without a place for observations");
+        return;
+    }
+    require_ok(found, "kv_seq_set_policy");
     target.has_policy = policy != nullptr;
     if (policy != nullptr) target.policy = *policy;
+    if (model_.defect != mutation::kept_scores) change_rules(target, before);
     operated();
 }
 

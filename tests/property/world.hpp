@@ -5,6 +5,7 @@
 //   world.cpp        sequences: create, fork, truncate, release, pins, policies
 //   world_step.cpp   steps: append to cancel
 //   world_round.cpp  compaction by hand and at step end
+//   world_observed.cpp  what attention gave each token
 //   world_check.cpp  the checks
 //   content.cpp      keys, values, queries; attention and stored bytes against the oracle
 #pragma once
@@ -12,7 +13,7 @@
 #include <random>
 
 #include "mismatch.hpp"
-#include "oracle.hpp"
+#include "oracle_observed.hpp"
 #include "oracle_retention.hpp"
 
 namespace property {
@@ -71,6 +72,8 @@ class world {
     std::vector<oracle_sequence*> fork(oracle_sequence& parent, uint32_t count);
     kv_status truncate(oracle_sequence& target, uint64_t tokens_seen);
     void set_policy(oracle_sequence& target, const kv_policy* policy);
+    /// The host's scores of one layer, drawn at random.
+    kv_status set_scores(oracle_sequence& target, uint32_t layer, uint64_t first, uint64_t tokens);
     void pin(oracle_sequence& target, uint64_t first, uint64_t count);
     void unpin(oracle_sequence& target);
 
@@ -108,6 +111,7 @@ class world {
     uint64_t operations() const { return operations_; }
     uint64_t attention_rows() const { return attention_rows_; }
     uint64_t bytes_compared() const { return bytes_compared_; }
+    uint64_t scored_rounds() const { return scored_rounds_; }
     std::mt19937_64& random() { return random_; }
     /// The last operations, oldest first, one a line.
     std::string trail() const;
@@ -128,10 +132,21 @@ class world {
     kv_status predict(world_step& step, kv_reserve_report& expected,
                       std::vector<kv_status>& statuses) const;
     void settle(world_step& step, world_item& item, kv_step_report& expected);
-    void round_at_step_end(oracle_sequence& owner, kv_step_report& expected);
+    void round_at_step_end(oracle_sequence& owner, uint32_t accepted, kv_step_report& expected);
     survivor_sets read_survivors(const oracle_sequence& owner);
     means_reader read_means(const oracle_sequence& owner);
     bool has_means(const oracle_sequence& owner, const round_plan& plan);
+    /// Why a round cannot see what its scorer needs: KV_COMPRESS_NO_*, or 0.
+    uint32_t blindness(const oracle_sequence& owner, const kv_policy& policy,
+                       const round_plan& plan);
+    kv_status compress_by_allocator(oracle_sequence& target, const kv_policy& used, kv_status found,
+                                    const kv_compress_report& report);
+    round_plan plan_of_survivors(const oracle_sequence& owner, const kv_policy& policy,
+                                 const survivor_sets& survivors) const;
+    uint32_t places_left() const;
+    /// Adds the attention of an item's rows to what the open step leaves.
+    void observe(const world_item& item, uint32_t layer, const float* queries);
+    void check_observed(const oracle_sequence& target);
     bool has_room(const round_plan& plan) const;
     kv_compress_report run_round(oracle_sequence& owner, const kv_policy& policy,
                                  const round_plan& plan);
@@ -157,6 +172,7 @@ class world {
     uint64_t operations_ = 0;
     uint64_t attention_rows_ = 0;
     uint64_t bytes_compared_ = 0;
+    uint64_t scored_rounds_ = 0;
 };
 
 }  // namespace property

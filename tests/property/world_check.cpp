@@ -87,6 +87,7 @@ void world::check_sequence(const oracle_sequence& target) {
     require(info.compactions == target.compactions, "sequence {}: {} compactions instead of {}",
             target.serial, info.compactions, target.compactions);
 
+    check_observed(target);
     std::vector<uint32_t> positions(model_.spec.max_tokens + 1);
     for (uint32_t layer = 0; layer < model_.spec.layers.size(); ++layer) {
         const bool stores = model_.spec.layers[layer].shared_layer < 0;

@@ -1,4 +1,5 @@
 #include <algorithm>
+#include <map>
 
 #include "api/handles.hpp"
 #include "retention/round.hpp"
@@ -54,6 +55,15 @@ bool world::has_means(const oracle_sequence& owner, const round_plan& plan) {
     return true;
 }
 
+uint32_t world::blindness(const oracle_sequence& owner, const kv_policy& policy,
+                          const round_plan& plan) {
+    if (plan.nothing) return 0;
+    if (!has_observed(owner, policy, plan.chosen)) return KV_COMPRESS_NO_OBSERVATIONS;
+    const bool by_queries =
+        policy.scorer == KV_SCORER_TRIATTENTION || policy.scorer == KV_SCORER_EXPECTED_ATTENTION;
+    return by_queries && !has_means(owner, plan) ? uint32_t{KV_COMPRESS_NO_STATISTICS} : 0u;
+}
+
 /// Are there blocks for all that the round may copy?
 bool world::has_room(const round_plan& plan) const {
     const kv_pool_stats before = stats();
@@ -84,9 +94,10 @@ kv_compress_report world::run_round(oracle_sequence& owner, const kv_policy& pol
         }
     };
     count(expected.tokens_before, expected.blocks_before, expected.bytes_before);
-    const round_effect effect =
-        apply_round(model_, owner, policy, plan, read_survivors(owner), read_means(owner));
+    const round_effect effect = apply_round(model_, owner, policy, plan, read_survivors(owner),
+                                            read_means(owner), filling_ == content::real_numbers);
     count(expected.tokens_after, expected.blocks_after, expected.bytes_after);
+    if (rules_of(policy).kind != observed_kind::nothing) ++scored_rounds_;
     expected.outcome = KV_COMPRESS_DONE;
     expected.layers = effect.layers;
     expected.blocks_copied = effect.copied;
@@ -95,16 +106,86 @@ kv_compress_report world::run_round(oracle_sequence& owner, const kv_policy& pol
     return expected;
 }
 
-void world::round_at_step_end(oracle_sequence& owner, kv_step_report& expected) {
-    kv_policy policy = owner.policy;
-    bool wanted = owner.has_policy && policy.every != 0 && owner.tokens_since_round >= policy.every;
-    if (wanted) {
-        wanted = false;
-        for (std::size_t lane = 0; lane < model_.lanes.size(); ++lane) {
-            wanted = wanted ||
-                     (model_.lanes[lane].evictable && owner.lanes[lane].slots() > policy.budget);
-        }
+/// The round that the library has run by an allocator other than UNIFORM, seen from its survivors.
+round_plan world::plan_of_survivors(const oracle_sequence& owner, const kv_policy& policy,
+                                    const survivor_sets& survivors) const {
+    round_plan plan;
+    plan.chosen.assign(model_.lanes.size(), 0);
+    plan.keep.assign(model_.lanes.size(), 0);
+    std::map<uint32_t, std::pair<uint64_t, uint64_t>> layers;  // kept, and at most
+    for (std::size_t lane = 0; lane < model_.lanes.size(); ++lane) {
+        const oracle_lane_shape& shape = model_.lanes[lane];
+        const uint32_t before = owner.lanes[lane].slots();
+        plan.keep[lane] = static_cast<uint32_t>(survivors[lane][0].size());
+        plan.chosen[lane] = plan.keep[lane] != before ? 1 : 0;
+        if (plan.chosen[lane] == 0) continue;
+        plan.nothing = false;
+        require(shape.evictable && shape.layer >= policy.skip_layers && plan.keep[lane] < before,
+                "layer {}: {} tokens were left of {}", shape.layer, plan.keep[lane], before);
+        require(plan.keep[lane] >= held_in_lane(model_, owner, policy, lane),
+                "layer {}: {} tokens were left, guards hold more", shape.layer, plan.keep[lane]);
     }
+    for (std::size_t lane = 0; lane < model_.lanes.size(); ++lane) {
+        auto& [kept, most] = layers[model_.lanes[lane].layer];
+        kept += plan.keep[lane];
+        const uint64_t budget = budget_of_lane(model_, owner, policy, lane);
+        most += policy.allocator == KV_ALLOCATE_PYRAMID ? 2 * budget : budget;
+        const bool bounded = policy.allocator == KV_ALLOCATE_THRESHOLD &&
+                             model_.lanes[lane].layer >= policy.skip_layers &&
+                             model_.lanes[lane].evictable;
+        require(!bounded || plan.keep[lane] <= budget, "layer {}: {} tokens are above the budget",
+                model_.lanes[lane].layer, plan.keep[lane]);
+    }
+    for (std::size_t lane = 0; lane < model_.lanes.size(); ++lane) {
+        const auto& [kept, most] = layers[model_.lanes[lane].layer];
+        require(plan.chosen[lane] == 0 || kept <= most,
+                "layer {}: {} tokens stay, at most {} may (allocator {})", model_.lanes[lane].layer,
+                kept, most, policy.allocator);
+    }
+    return plan;
+}
+
+/// Allocators other than UNIFORM: how many stay is the library's choice, within bounds; which ones
+/// is checked as ever.
+kv_status world::compress_by_allocator(oracle_sequence& target, const kv_policy& used,
+                                       kv_status found, const kv_compress_report& report) {
+    if (found == KV_INVALID) {
+        require(resolved_selection(used) == KV_SELECT_PER_LAYER, "a round was refused");
+        expect_error(found, KV_INVALID, "kv_compress over different sets");
+        return found;
+    }
+    if (found == KV_AGAIN) {
+        expect_error(found, KV_AGAIN, "kv_compress without blocks for copies");
+        return found;
+    }
+    require_ok(found, "kv_compress");
+    if (report.outcome == KV_COMPRESS_DONE) {
+        const survivor_sets survivors = read_survivors(target);
+        const round_plan plan = plan_of_survivors(target, used, survivors);
+        require(!plan.nothing && blindness(target, used, plan) == 0, "a round ran that could not");
+        const kv_compress_report expected = run_round(target, used, plan);
+        require(
+            report.layers == expected.layers && report.blocks_copied == expected.blocks_copied &&
+                report.tokens_before == expected.tokens_before &&
+                report.tokens_after == expected.tokens_after &&
+                report.blocks_returned == expected.blocks_returned &&
+                report.bytes_after == expected.bytes_after,
+            "kv_compress by allocator {}: {} layers, {} copied, {} to {} tokens, {} returned "
+            "instead of {}, {}, {} to {}, {}",
+            used.allocator, report.layers, report.blocks_copied, report.tokens_before,
+            report.tokens_after, report.blocks_returned, expected.layers, expected.blocks_copied,
+            expected.tokens_before, expected.tokens_after, expected.blocks_returned);
+    } else if (report.outcome == KV_COMPRESS_NOTHING) {
+        target.tokens_since_round = 0;
+    }
+    operated();
+    check_sequence(target);
+    return found;
+}
+
+void world::round_at_step_end(oracle_sequence& owner, uint32_t accepted, kv_step_report& expected) {
+    kv_policy policy = owner.policy;
+    bool wanted = round_is_due(model_, owner, accepted);
     if (owner.round_deferred) {
         wanted = owner.has_deferred_policy || owner.has_policy;
         if (owner.has_deferred_policy) policy = owner.deferred_policy;
@@ -112,13 +193,34 @@ void world::round_at_step_end(oracle_sequence& owner, kv_step_report& expected) 
         owner.has_deferred_policy = false;
     }
     if (!wanted) return;
+    if (policy.allocator > KV_ALLOCATE_UNIFORM) {
+        kv_seq_info now = KV_INIT(kv_seq_info);
+        require_ok(kv_seq_get_info(pool_, owner.handle, &now), "kv_seq_get_info");
+        if (now.compactions == owner.compactions) {
+            ++expected.compactions_skipped;
+            // One that found nothing to remove was a round, one that could not run was none.
+            const uint64_t now_since =
+                pool_->store.sequences.find(owner.handle)->tokens_since_round;
+            require(now_since == 0 || now_since == owner.tokens_since_round,
+                    "sequence {}: {} tokens since the last round", owner.serial, now_since);
+            owner.tokens_since_round = now_since;
+            return;
+        }
+        const round_plan made = plan_of_survivors(owner, policy, read_survivors(owner));
+        require(blindness(owner, policy, made) == 0, "a round ran that could not");
+        const kv_compress_report report = run_round(owner, policy, made);
+        ++expected.compactions;
+        expected.blocks_returned += report.blocks_returned;
+        expected.bytes_returned += report.bytes_returned;
+        return;
+    }
     const round_plan plan = plan_round(model_, owner, policy);
     if (plan.nothing) {
         owner.tokens_since_round = 0;
         ++expected.compactions_skipped;
         return;
     }
-    const bool blind = policy.scorer == KV_SCORER_TRIATTENTION && !has_means(owner, plan);
+    const bool blind = blindness(owner, policy, plan) != 0;
     kv_seq_info info = KV_INIT(kv_seq_info);
     require_ok(kv_seq_get_info(pool_, owner.handle, &info), "kv_seq_get_info");
     if (info.compactions == owner.compactions) {
@@ -146,8 +248,7 @@ kv_status world::compress(oracle_sequence& target, const kv_policy* policy) {
     round_plan plan;
     if (policy != nullptr || target.has_policy) plan = plan_round(model_, target, used);
     const bool room = has_room(plan);
-    const bool blind =
-        !plan.nothing && used.scorer == KV_SCORER_TRIATTENTION && !has_means(target, plan);
+    const uint32_t blind = blindness(target, used, plan);
 
     const kv_status found = kv_compress(pool_, target.handle, &options, &report);
     if (policy == nullptr && !target.has_policy) {
@@ -165,18 +266,21 @@ kv_status world::compress(oracle_sequence& target, const kv_policy* policy) {
         check_sequence(target);
         return found;
     }
+    if (used.allocator > KV_ALLOCATE_UNIFORM) {
+        return compress_by_allocator(target, used, found, report);
+    }
     if (plan.sets_differ) {
         expect_error(found, KV_INVALID, "kv_compress over different sets");
         return found;
     }
-    if (!plan.nothing && !blind && !room) {
+    if (!plan.nothing && blind == 0 && !room) {
         expect_error(found, KV_AGAIN, "kv_compress without blocks for copies");
         return found;
     }
     require_ok(found, "kv_compress");
     kv_compress_report expected = KV_INIT(kv_compress_report);
-    if (plan.nothing || blind) {
-        expected.outcome = plan.nothing ? KV_COMPRESS_NOTHING : KV_COMPRESS_NO_STATISTICS;
+    if (plan.nothing || blind != 0) {
+        expected.outcome = plan.nothing ? uint32_t{KV_COMPRESS_NOTHING} : blind;
         if (plan.nothing) target.tokens_since_round = 0;
     } else {
         expected = run_round(target, used, plan);
@@ -231,7 +335,7 @@ void world::compress_unevenly(oracle_sequence& target, const kv_policy& policy) 
     if (plan.nothing) return;
     bound_fresh(model_, target, policy, plan);
     const bool room = has_room(plan);
-    const bool blind = policy.scorer == KV_SCORER_TRIATTENTION && !has_means(target, plan);
+    const bool blind = blindness(target, policy, plan) != 0;
 
     kvrt::sequence& inside = *pool_->store.sequences.find(target.handle);
     kvrt::round_plan round = kvrt::plan_of(pool_->store, pool_->retention, inside, policy);

@@ -272,6 +272,7 @@ void world::cancelled(world_step& step) {
     const kv_pool_stats before = step.at_begin;
     for (auto item = step.items.rbegin(); item != step.items.rend(); ++item) {
         undo(step, *item);
+        discard_pending(*item->owner);
         item->owner->round_deferred = false;
         item->owner->has_deferred_policy = false;
     }
@@ -324,6 +325,7 @@ void world::settle(world_step& step, world_item& item, kv_step_report& expected)
     }
     owner.next_position += accepted;
     owner.tokens_since_round += accepted;
+    commit_pending(owner);
     owner.reserved_rows = 0;
     owner.written_rows = 0;
     expected.accepted_tokens += accepted;
@@ -360,7 +362,7 @@ void world::end(int place) {
             releases = true;
             model_.release(*item.owner);
         } else {
-            round_at_step_end(*item.owner, expected);
+            round_at_step_end(*item.owner, item.accepted, expected);
         }
     }
     std::vector<oracle_sequence*> survivors;
