@@ -1,4 +1,5 @@
 // What a policy may say, and when it wants a round.
+#include <algorithm>
 #include <bit>
 #include <cmath>
 
@@ -111,19 +112,76 @@ status check_policy(const cache& store, const kv_policy& policy) {
     return KV_OK;
 }
 
+uint64_t tokens_after_round(const kv_policy& policy, uint64_t pinned) {
+    const bool protects = (policy.flags & KV_POLICY_PROTECT_PROMPT) != 0;
+    const uint64_t prompt = protects ? policy.prompt_tokens : 0;
+    const bool on_top = (policy.flags & KV_POLICY_PROMPT_ON_TOP) != 0;
+    const uint64_t guarded = std::max<uint64_t>(prompt, policy.sinks) + policy.recent + pinned;
+    return std::max(policy.budget + (on_top ? prompt : 0), guarded);
+}
+
+bool takes_part(const cache& store, const kv_policy& policy, uint32_t layer) {
+    const layer_geometry& geometry = store.model.layers[layer];
+    return geometry.stores && layer >= policy.skip_layers &&
+           store.model.lanes[geometry.first_lane].evictable;
+}
+
+namespace {
+
+/// Pinned positions that the sequence has seen; those of several ranges count in each.
+uint64_t pinned_tokens(const sequence& owner) {
+    uint64_t pinned = 0;
+    for (uint32_t i = 0; i < owner.pinned_count; ++i) {
+        const position_range& range = owner.pinned[i];
+        pinned +=
+            std::min(range.count, owner.next_position - std::min(range.first, owner.next_position));
+    }
+    return pinned;
+}
+
+/// Is more retained than `most` tokens per layer and head? Of what shares the sum of its budgets,
+/// heads of a layer or all layers, the mean counts.
+bool retains_above(const cache& store, const sequence& owner, uint64_t most) {
+    const bool heads_share = owner.policy.allocator == KV_ALLOCATE_ADAPTIVE;
+    const bool layers_share = owner.policy.allocator == KV_ALLOCATE_PYRAMID;
+    uint64_t of_layers = 0, layers = 0;
+    for (uint32_t i = 0; i < store.model.layers.size(); ++i) {
+        if (!takes_part(store, owner.policy, i)) continue;
+        const layer_geometry& layer = store.model.layers[i];
+        uint64_t largest = 0, sum = 0;
+        for (uint32_t lane = layer.first_lane; lane < layer.end_lane(); ++lane) {
+            largest = std::max<uint64_t>(largest, owner.lanes[lane].slots);
+            sum += owner.lanes[lane].slots;
+        }
+        if (layers_share) {
+            of_layers += largest;
+            ++layers;
+        } else if (heads_share ? sum > layer.lanes * most : largest > most) {
+            return true;
+        }
+    }
+    return of_layers > layers * most;
+}
+
+}  // namespace
+
 bool round_is_due(const cache& store, const sequence& owner, uint64_t accepted) {
     const kv_policy& policy = owner.policy;
     const bool by_count = policy.every != 0 && owner.tokens_since_round >= policy.every;
     const bool at_prompt_end = (policy.flags & KV_POLICY_AT_PROMPT_END) != 0 &&
                                owner.next_position >= policy.prompt_tokens &&
                                owner.next_position - accepted < policy.prompt_tokens;
+    if (policy.slack != 0 &&
+        retains_above(store, owner,
+                      tokens_after_round(policy, pinned_tokens(owner)) + policy.slack)) {
+        return true;
+    }
+    if (!by_count && !at_prompt_end) return false;
     const bool any_number = policy.allocator == KV_ALLOCATE_THRESHOLD;
     for (uint32_t lane = 0; lane < store.model.lanes.size(); ++lane) {
-        if (!store.model.lanes[lane].evictable) continue;
-        const uint64_t slots = owner.lanes[lane].slots;
-        const bool above = slots > policy.budget || any_number;
-        if (above && (by_count || at_prompt_end)) return true;
-        if (policy.slack != 0 && slots > uint64_t{policy.budget} + policy.slack) return true;
+        const lane_geometry& geometry = store.model.lanes[lane];
+        if (!takes_part(store, policy, geometry.layer)) continue;
+        if (owner.lanes[lane].slots > policy.budget || any_number) return true;
     }
     return false;
 }
