@@ -769,9 +769,9 @@ typedef struct kv_policy {
     uint32_t reserved0;
     uint64_t seed;          /* of all draws: RANDOM, VASE_*, SAMPLE */
     uint32_t allocator;     /* KV_ALLOCATE_* */
-    uint32_t slack;         /* a round at step end when so many tokens more are retained than it
-                               leaves, in the mean over its layers and heads; 0: `every` alone
-                               decides */
+    uint32_t slack;         /* a round at step end when more than this is retained above what a
+                               round keeps (of heads or layers that share, in the mean); 0:
+                               `every` alone decides */
     uint32_t window;        /* SCISSORHANDS, SNAPKV, RKV, VASE_ATTENTION: the last so many queries
                                count; 0: 400, 64, 8, 64. From twice as many on (and a step's rows)
                                older ones are forgotten: rounds every multiple of `window` tokens,
@@ -844,18 +844,20 @@ KV_API KV_MUST_CHECK kv_status kv_compress(kv_pool *pool, kv_seq seq,
                                            kv_compress_report *report);
 
 /* What a sequence under a policy takes once its rounds run, so that a scheduler can admit by it. It
- * retains at most tokens_steady per layer and head while a step is open, whatever its length. */
+ * retains at most tokens_steady per layer and head while a step is open, whatever its length (in
+ * the mean, with PYRAMID and ADAPTIVE, whose shares differ). */
 typedef struct kv_policy_footprint {
     uint32_t struct_size, flags;
     const void *next;
     uint64_t step_tokens;        /* in: most tokens of the sequence in a step, a prefill chunk or a
                                     token with its drafts; 0: 1 */
     uint64_t tokens;             /* in: length of the sequence, for layers that the policy leaves
-                                    whole; 0: tokens_steady */
-    uint64_t tokens_after_round; /* per layer and head: the budget, or what its guards hold */
+                                    whole; 0: tokens_steady, and full windows */
+    uint64_t tokens_after_round; /* per layer and head: the budget, or what its guards hold; where
+                                    layers or heads share, in the mean */
     uint64_t tokens_steady;      /* the most before the next one, an open step's included */
-    uint64_t blocks_steady;      /* of a sequence that retains so much in every layer, whose windows
-                                    are full; at most so many where layers or heads differ */
+    uint64_t blocks_steady;      /* the most that it has in a step: windows hold the step's tokens
+                                    besides, KIVI and KVARN have raw blocks for them */
     uint64_t bytes_steady;
 } kv_policy_footprint;
 

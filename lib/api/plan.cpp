@@ -17,21 +17,25 @@ struct needed_blocks {
     uint64_t of_class[max_block_classes] = {};
 };
 
-/// Blocks of one lane of a sequence that retains `tokens`, between steps. A window keeps the tokens
-/// that its next query sees, in whole blocks, and the blocks of its sinks. Where full blocks are
-/// sealed, one is raw besides, also when the last one is just full: it was raw until then.
-needed_blocks blocks_of_lane(const lane_geometry& lane, uint64_t block_tokens, uint64_t tokens) {
+/// Blocks of one lane of a sequence that retains `tokens`, `step_tokens` of an open step among
+/// them; as many as between steps, when that is one. A window keeps the tokens that its next query
+/// sees, in whole blocks, and the blocks of its sinks. Where full blocks are sealed, the last ones
+/// are raw, and there are blocks to seal them into.
+needed_blocks blocks_of_lane(const lane_geometry& lane, uint64_t block_tokens, uint64_t tokens,
+                             uint64_t step_tokens = 1) {
     needed_blocks needed;
     uint64_t most = max_position;
     if (lane.window != 0) {
         most = ceil_divide<uint64_t>(lane.window_sinks, block_tokens) +
-               ceil_divide(lane.window + block_tokens - 1, block_tokens);
+               ceil_divide(lane.window + block_tokens - 2 + step_tokens, block_tokens);
     }
+    const uint64_t all = std::min(ceil_divide(tokens, block_tokens), most);
     if (!lane.seals) {
-        needed.of_class[lane.class_index] = std::min(ceil_divide(tokens, block_tokens), most);
+        needed.of_class[lane.class_index] = all;
         return needed;
     }
-    needed.of_class[lane.class_index] = tokens != 0 ? 1 : 0;
+    needed.of_class[lane.class_index] =
+        std::min(all, ceil_divide(block_tokens - 1 + step_tokens, block_tokens));
     needed.of_class[lane.sealed_class_index] += std::min(tokens / block_tokens, most);
     return needed;
 }
@@ -200,10 +204,89 @@ status plan(const kv_pool_config* config, const kv_model* model, kv_plan_report*
     return KV_OK;
 }
 
-/// Tokens that guards hold of a long sequence, pinned ranges apart.
-uint64_t guarded_tokens(const kv_policy& policy) {
-    const bool prompt = (policy.flags & KV_POLICY_PROTECT_PROMPT) != 0;
-    return std::max<uint64_t>(prompt ? policy.prompt_tokens : 0, policy.sinks) + policy.recent;
+/// What is asked of a sequence under a policy.
+struct policy_plan {
+    const kv_policy& policy;
+    uint64_t tokens = 0;       ///< of the sequence; 0: not known
+    uint64_t step_tokens = 0;  ///< with an open step's
+    uint64_t growth = 0;       ///< between rounds
+};
+
+uint64_t kept_of(const kv_policy& policy, uint64_t budget) {
+    kv_policy of_layer = policy;
+    of_layer.budget = static_cast<uint32_t>(budget);
+    return tokens_after_round(of_layer);
+}
+
+/// With the budgets of the layers that the policy chooses of.
+needed_blocks blocks_of_plan(const cache& store, const policy_plan& plan, const uint32_t* budgets) {
+    const model_geometry& model = store.model;
+    // Of the same sum, each lane can have a last block that is a part.
+    const bool differs = plan.policy.allocator == KV_ALLOCATE_PYRAMID ||
+                         plan.policy.allocator == KV_ALLOCATE_ADAPTIVE;
+    const uint64_t part = differs ? model.block_tokens : 0;
+    needed_blocks all;
+    for (uint32_t i = 0; i < model.layers.size(); ++i) {
+        const layer_geometry& layer = model.layers[i];
+        if (!layer.stores) continue;
+        uint64_t tokens = plan.tokens;
+        if (takes_part(store, plan.policy, i)) {
+            tokens = kept_of(plan.policy, *budgets++) + plan.growth + plan.step_tokens + part;
+        } else if (tokens == 0) {
+            const bool window = model.lanes[layer.first_lane].window != 0;
+            tokens = window ? max_position
+                            : tokens_after_round(plan.policy) + plan.growth + plan.step_tokens;
+        }
+        const needed_blocks one =
+            blocks_of_lane(model.lanes[layer.first_lane], model.block_tokens,
+                           std::min<uint64_t>(tokens, max_position), plan.step_tokens);
+        for (uint32_t c = 0; c < model.class_count; ++c) {
+            all.of_class[c] += one.of_class[c] * layer.lanes;
+        }
+    }
+    return all;
+}
+
+/// Budgets of the layers that the policy chooses of, the same for all or, with `steep`, those of a
+/// pyramid at its steepest. Returns how many there are.
+uint32_t budgets_of(const cache& store, const kv_policy& policy, bool steep, uint32_t* budgets) {
+    pyramid_shape shape;
+    shape.layers = 0;
+    for (uint32_t i = 0; i < store.model.layers.size(); ++i) {
+        if (takes_part(store, policy, i)) budgets[shape.layers++] = policy.budget;
+    }
+    if (!steep || shape.layers == 0) return shape.layers;
+    shape.slots = store.limits.max_tokens_per_sequence;
+    shape.budget = std::min(policy.budget, shape.slots);
+    shape.window = policy.recent;
+    if (policy.steepness != 0) shape.steepness = policy.steepness;
+    allocate_pyramid(shape, budgets);
+    return shape.layers;
+}
+
+/// The larger of what layers take that are all alike, and of a pyramid at its steepest: in between,
+/// each layer's budget lies on the line from one to the other, so that they take no more in sum.
+void plan_blocks(kv_pool& pool, const policy_plan& plan, kv_policy_footprint& footprint) {
+    const cache& store = pool.store;
+    uint32_t* budgets = pool.retention.scratch.budgets.data();
+    const auto add = [&](bool steep) {
+        const uint32_t layers = budgets_of(store, plan.policy, steep, budgets);
+        uint64_t kept = 0, blocks = 0, bytes = 0;
+        for (uint32_t i = 0; i < layers; ++i) kept += kept_of(plan.policy, budgets[i]);
+        const needed_blocks needed = blocks_of_plan(store, plan, budgets);
+        for (uint32_t c = 0; c < store.model.class_count; ++c) {
+            blocks += needed.of_class[c];
+            bytes += needed.of_class[c] * store.blocks.block_bytes(c);
+        }
+        if (layers != 0) {
+            const uint64_t mean = ceil_divide<uint64_t>(kept, layers);
+            footprint.tokens_after_round = std::max(footprint.tokens_after_round, mean);
+        }
+        footprint.blocks_steady = std::max(footprint.blocks_steady, blocks);
+        footprint.bytes_steady = std::max(footprint.bytes_steady, bytes);
+    };
+    add(false);
+    if (plan.policy.allocator == KV_ALLOCATE_PYRAMID) add(true);
 }
 
 status plan_policy(kv_pool& pool, const kv_policy* policy, kv_policy_footprint* user) {
@@ -220,37 +303,15 @@ status plan_policy(kv_pool& pool, const kv_policy* policy, kv_policy_footprint* 
     if (local.tokens > max_position || local.step_tokens > max_position) {
         return fail(KV_TOO_LARGE, "footprint: tokens and step_tokens go up to {}", max_position);
     }
-    const model_geometry& model = pool.store.model;
-    const bool on_top = (wanted.flags & KV_POLICY_PROMPT_ON_TOP) != 0 &&
-                        (wanted.flags & KV_POLICY_PROTECT_PROMPT) != 0;
-    const uint64_t budget = uint64_t{wanted.budget} + (on_top ? wanted.prompt_tokens : 0);
-    local.tokens_after_round = std::max(budget, guarded_tokens(wanted));
-    // A round is due once `every` tokens were accepted, or when more than budget + slack are there.
-    uint64_t growth = wanted.every != 0 ? wanted.every - 1 : max_position;
-    if (wanted.slack != 0) {
-        const uint64_t most = uint64_t{wanted.budget} + wanted.slack;
-        growth = std::min(growth, most - std::min(most, local.tokens_after_round));
-    }
-    const uint64_t step_tokens = std::max<uint64_t>(local.step_tokens, 1);
-    local.tokens_steady = local.tokens_after_round + growth + step_tokens;
-    const uint64_t whole = local.tokens != 0 ? local.tokens : local.tokens_steady;
-    // Layers and heads may differ in what they keep of the same sum: each lane can have one block
-    // more for that.
-    const bool differs =
-        wanted.allocator == KV_ALLOCATE_PYRAMID || wanted.allocator == KV_ALLOCATE_ADAPTIVE;
+    policy_plan plan{wanted, local.tokens, std::max<uint64_t>(local.step_tokens, 1)};
+    // A round is due once `every` tokens were accepted, or when more than `slack` came on top.
+    plan.growth = wanted.every != 0 ? wanted.every - 1 : wanted.slack;
+    if (wanted.slack != 0) plan.growth = std::min<uint64_t>(plan.growth, wanted.slack);
+    local.tokens_after_round = tokens_after_round(wanted, 0);
     local.blocks_steady = 0;
     local.bytes_steady = 0;
-    for (const lane_geometry& lane : model.lanes) {
-        const bool left_whole = !lane.evictable || lane.layer < wanted.skip_layers;
-        const uint64_t tokens = left_whole ? whole : local.tokens_steady;
-        const uint64_t more = differs && !left_whole ? model.block_tokens : 0;
-        const needed_blocks needed =
-            blocks_of_lane(lane, model.block_tokens, std::min(tokens + more, max_position));
-        for (uint32_t c = 0; c < model.class_count; ++c) {
-            local.blocks_steady += needed.of_class[c];
-            local.bytes_steady += needed.of_class[c] * pool.store.blocks.block_bytes(c);
-        }
-    }
+    plan_blocks(pool, plan, local);
+    local.tokens_steady = local.tokens_after_round + plan.growth + plan.step_tokens;
     deliver(local, user);
     return KV_OK;
 }

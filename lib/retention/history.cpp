@@ -17,7 +17,8 @@ uint64_t tokens_above_budget(const cache& store, const sequence& owner) {
     for (uint32_t lane = 0; lane < store.model.lanes.size(); ++lane) {
         const lane_geometry& geometry = store.model.lanes[lane];
         const uint32_t slots = owner.lanes[lane].slots;
-        if (!geometry.evictable || slots <= owner.policy.budget) continue;
+        if (!takes_part(store, owner.policy, geometry.layer)) continue;
+        if (slots <= owner.policy.budget) continue;
         above += uint64_t{slots - owner.policy.budget} * geometry.kv_heads;
     }
     return above;

@@ -117,6 +117,20 @@ status check_policy(const cache& store, const kv_policy& policy) {
     return KV_OK;
 }
 
+uint64_t tokens_after_round(const kv_policy& policy) {
+    const bool protects = (policy.flags & KV_POLICY_PROTECT_PROMPT) != 0;
+    const uint64_t prompt = protects ? policy.prompt_tokens : 0;
+    const bool on_top = (policy.flags & KV_POLICY_PROMPT_ON_TOP) != 0;
+    const uint64_t guarded = std::max<uint64_t>(prompt, policy.sinks) + policy.recent;
+    return std::max(policy.budget + (on_top ? prompt : 0), guarded);
+}
+
+bool takes_part(const cache& store, const kv_policy& policy, uint32_t layer) {
+    const layer_geometry& geometry = store.model.layers[layer];
+    return geometry.stores && layer >= policy.skip_layers &&
+           store.model.lanes[geometry.first_lane].evictable;
+}
+
 /// Is more retained than rounds leave, and `slack`? By the mean of the lanes: allocators give them
 /// different numbers.
 static bool exceeds_slack(const round_plan& plan) {
