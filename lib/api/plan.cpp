@@ -307,7 +307,7 @@ status plan_policy(kv_pool& pool, const kv_policy* policy, kv_policy_footprint* 
     // A round is due once `every` tokens were accepted, or when more than `slack` came on top.
     plan.growth = wanted.every != 0 ? wanted.every - 1 : wanted.slack;
     if (wanted.slack != 0) plan.growth = std::min<uint64_t>(plan.growth, wanted.slack);
-    local.tokens_after_round = tokens_after_round(wanted, 0);
+    local.tokens_after_round = tokens_after_round(wanted);
     local.blocks_steady = 0;
     local.bytes_steady = 0;
     plan_blocks(pool, plan, local);

@@ -121,8 +121,8 @@ status check_policy(const cache& store, const kv_policy& policy);
 bool takes_part(const cache& store, const kv_policy& policy, uint32_t layer);
 
 /// What a round of the policy keeps of a long sequence per layer and head, in the mean where they
-/// share, when `pinned` tokens are held besides those that the policy's guards hold. (Guards of a
-/// pyramid's last layers may hold more than their share, which is not counted here.)
+/// share, pinned ranges apart. (Guards of a pyramid's last layers may hold more than their share,
+/// which is not counted here.)
 uint64_t tokens_after_round(const kv_policy& policy);
 
 /// Would the sequence's own policy run a round at this step end? `accepted`: tokens of the step.

@@ -89,6 +89,9 @@ status check_policy(const cache& store, const kv_policy& policy) {
     if (scorer == nullptr) {
         return fail(KV_UNSUPPORTED, "policy: scorer {} is not one of KV_SCORER_*", policy.scorer);
     }
+    if (policy.reserved1 != 0) {
+        return fail(KV_UNSUPPORTED, "policy: reserved1 is {}: it must be 0", policy.reserved1);
+    }
     if (policy.selection > KV_SELECT_PER_LAYER) {
         return fail(KV_UNSUPPORTED, "policy: selection {} is not one of KV_SELECT_*",
                     policy.selection);
@@ -131,26 +134,29 @@ bool takes_part(const cache& store, const kv_policy& policy, uint32_t layer) {
            store.model.lanes[geometry.first_lane].evictable;
 }
 
-/// Is more retained than rounds leave, and `slack`? By the mean of the lanes: allocators give them
-/// different numbers.
+/// Is more retained than rounds leave, and `slack`? By the mean of the layers, and in each by the
+/// mean of its lanes: allocators give them different numbers of one sum.
 static bool exceeds_slack(const round_plan& plan) {
-    const host_array<lane_geometry>& lanes = plan.store.model.lanes;
-    const auto exceeds = [&](uint64_t allowed) {
-        uint64_t retained = 0, most = 0;
-        for (uint32_t lane = 0; lane < lanes.size(); ++lane) {
-            if (!lanes[lane].evictable || lanes[lane].layer < plan.policy.skip_layers) continue;
-            retained += uint64_t{lanes[lane].kv_heads} * plan.owner.lanes[lane].slots;
-            most += lanes[lane].kv_heads * allowed;
+    const model_geometry& model = plan.store.model;
+    double retained = 0.0, layers = 0.0;
+    for (uint32_t i = 0; i < model.layers.size(); ++i) {
+        if (!takes_part(plan.store, plan.policy, i)) continue;
+        const layer_geometry& layer = model.layers[i];
+        uint64_t slots = 0;
+        for (uint32_t lane = layer.first_lane; lane < layer.end_lane(); ++lane) {
+            slots += plan.owner.lanes[lane].slots;
         }
-        return retained > most;
-    };
-    if (!exceeds(uint64_t{plan.policy.budget} + plan.policy.slack)) return false;
+        retained += static_cast<double>(slots) / layer.lanes;
+        layers += 1.0;
+    }
+    const double slack = static_cast<double>(plan.policy.slack);
+    if (retained <= layers * (plan.policy.budget + slack)) return false;
     uint32_t left = 0;
-    for (uint32_t lane = 0; lane < lanes.size(); ++lane) {
-        if (!lanes[lane].evictable || lanes[lane].layer < plan.policy.skip_layers) continue;
+    for (uint32_t lane = 0; lane < model.lanes.size(); ++lane) {
+        if (!takes_part(plan.store, plan.policy, model.lanes[lane].layer)) continue;
         left = std::max(left, budget_of(plan, lane, plan.policy.budget));
     }
-    return exceeds(uint64_t{left} + plan.policy.slack);
+    return retained > layers * (left + slack);
 }
 
 bool round_is_due(cache& store, retention_context& context, sequence& owner, uint64_t accepted) {

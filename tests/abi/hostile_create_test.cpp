@@ -68,7 +68,7 @@ TEST_CASE("kv_capabilities") {
     CHECK(report.formats == (1u << (KV_FORMAT_AFFINE4 + 1)) - 1 - (1u << KV_FORMAT_DEFAULT));
     CHECK(report.devices == 1u << KV_DEVICE_CPU);
     CHECK(report.layouts == 7);
-    CHECK(report.scorers == (1u << (KV_SCORER_HOST + 1)) - 1 - (1u << KV_SCORER_NONE));
+    CHECK(report.scorers == (1u << (KV_SCORER_BLEND + 1)) - 1 - (1u << KV_SCORER_NONE));
     CHECK(report.selections == (1u << (KV_SELECT_PER_LAYER + 1)) - 1 - (1u << KV_SELECT_DEFAULT));
     CHECK(report.min_head_dim == 32);
     CHECK(report.max_head_dim == 256);
@@ -172,7 +172,6 @@ TEST_CASE("kv_pool_create: every field of the config") {
         {KV_INVALID, "max_observed_sequences",
          [](c& o) { o.max_observed_sequences = o.max_sequences + 1; }},
         {KV_INVALID, "max_observed_sequences", [](c& o) { o.max_observed_sequences = UINT32_MAX; }},
-        {KV_UNSUPPORTED, "reserved0", [](c& o) { o.reserved0 = 1; }},
         {KV_INVALID, "max_tokens_per_sequence",
          [](c& o) { o.max_tokens_per_sequence = (1u << 26) + 1; }},
         {KV_INVALID, "max_tokens_per_sequence",
@@ -180,6 +179,7 @@ TEST_CASE("kv_pool_create: every field of the config") {
         {KV_INVALID, "max_step_sequences", [](c& o) { o.max_step_sequences = 9; }},
         {KV_INVALID, "max_step_sequences", [](c& o) { o.max_step_sequences = UINT32_MAX; }},
         {KV_INVALID, "max_step_tokens", [](c& o) { o.max_step_tokens = UINT32_MAX; }},
+        {KV_INVALID, "pressure_percent", [](c& o) { o.pressure_percent = 101; }},
         {KV_INVALID, "threads", [](c& o) { o.threads = 257; }},
         {KV_INVALID, "threads", [](c& o) { o.threads = UINT32_MAX; }},
     };

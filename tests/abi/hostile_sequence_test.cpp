@@ -144,7 +144,7 @@ TEST_CASE("kv_seq_set_policy") {
     using p = kv_policy;
     const attack attacks[] = {
         {KV_UNSUPPORTED, "scorer", [](p& o) { o.scorer = KV_SCORER_NONE; }},
-        {KV_UNSUPPORTED, "scorer", [](p& o) { o.scorer = KV_SCORER_HOST + 1; }},
+        {KV_UNSUPPORTED, "scorer", [](p& o) { o.scorer = KV_SCORER_BLEND + 1; }},
         {KV_UNSUPPORTED, "scorer", [](p& o) { o.scorer = UINT32_MAX; }},
         {KV_UNSUPPORTED, "selection", [](p& o) { o.selection = KV_SELECT_PER_LAYER + 1; }},
         {KV_UNSUPPORTED, "selection", [](p& o) { o.selection = UINT32_MAX; }},

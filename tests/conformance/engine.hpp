@@ -308,10 +308,12 @@ class engine {
     uint32_t rows_ = 0;
 };
 
+/// Attention is observed in every step, as the methods' authors do.
 inline kv_policy policy_of(uint32_t scorer, uint32_t budget) {
     kv_policy policy = KV_INIT(kv_policy);
     policy.scorer = scorer;
     policy.budget = budget;
+    policy.observe_every = 1;
     return policy;
 }
 

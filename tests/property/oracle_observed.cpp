@@ -37,7 +37,8 @@ observed_rules rules_of(const kv_policy& policy) {
         default:
             return rules;
     }
-    rules.every = std::max(policy.observe_every, 1u);
+    rules.every = policy.observe_every;
+    if (rules.every == 0) rules.every = policy.scorer == KV_SCORER_H2O ? 4 : 1;
     return rules;
 }
 

@@ -446,18 +446,22 @@ bool round_is_due(const oracle& model, const oracle_sequence& owner, uint32_t ac
     const bool at_prompt_end = (policy.flags & KV_POLICY_AT_PROMPT_END) != 0 &&
                                owner.next_position >= policy.prompt_tokens &&
                                owner.next_position - accepted < policy.prompt_tokens;
-    uint64_t retained = 0, lanes = 0, left = 0;
+    std::map<uint32_t, std::pair<double, double>> layers;  // slots and lanes
+    uint64_t left = 0;
     for (std::size_t lane = 0; lane < model.lanes.size(); ++lane) {
         if (!model.lanes[lane].evictable) continue;
         const uint32_t slots = owner.lanes[lane].slots();
         const bool above = slots > policy.budget || policy.allocator == KV_ALLOCATE_THRESHOLD;
         if (above && (by_count || at_prompt_end)) return true;
         if (model.lanes[lane].layer < policy.skip_layers) continue;
-        retained += uint64_t{slots} * model.lanes[lane].kv_heads;
-        lanes += model.lanes[lane].kv_heads;
+        layers[model.lanes[lane].layer].first += slots;
+        layers[model.lanes[lane].layer].second += 1.0;
         left = std::max<uint64_t>(left, budget_of_lane(model, owner, policy, lane));
     }
-    return policy.slack != 0 && retained > lanes * (left + policy.slack);
+    double retained = 0.0;
+    for (const auto& [layer, sums] : layers) retained += sums.first / sums.second;
+    const double allowed = static_cast<double>(left + policy.slack);
+    return policy.slack != 0 && retained > static_cast<double>(layers.size()) * allowed;
 }
 
 void bound_fresh(const oracle& model, const oracle_sequence& owner, const kv_policy& policy,
