@@ -1,3 +1,4 @@
+// A chart per measure, a line per method: quality against budget.
 #include <algorithm>
 #include <cmath>
 #include <string_view>

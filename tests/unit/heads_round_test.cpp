@@ -156,7 +156,7 @@ struct heads_pool {
         policy.budget = 1;
         policy.recent = 5;
         policy.seed = 3;
-        round_plan plan{pool->store, pool->retention, inside(), policy};
+        round_plan plan = plan_of(pool->store, pool->retention, inside(), policy);
         for (uint32_t head = 0; head < kv_heads; ++head) {
             pool->retention.chosen_lanes[head] = keep[head] != 0 ? 1 : 0;
             pool->retention.keep[head] = keep[head];

@@ -7,8 +7,10 @@
 
 mod constants;
 mod functions;
+mod policies;
 mod structs;
 
 pub use constants::*;
 pub use functions::*;
+pub use policies::*;
 pub use structs::*;

@@ -235,9 +235,9 @@ fn initial_values_are_those_of_kv_struct_init() {
         kv_struct_header kv_hooks kv_storage kv_rope kv_layer kv_model kv_pool_config
         kv_seq_config kv_seq_info kv_seq_layer_info kv_retention_info kv_append_info
         kv_reserve_report kv_step_report kv_tables kv_tensor kv_attend_options kv_policy
-        kv_compress_options kv_compress_report kv_policy_footprint kv_query_statistics kv_affine_fit kv_class_stats kv_pool_stats
-        kv_layer_stats
-        kv_plan_report kv_capabilities_report
+        kv_compress_options kv_compress_report kv_policy_footprint kv_query_statistics
+        kv_affine_fit kv_class_stats kv_pool_stats kv_layer_stats kv_plan_report
+        kv_capabilities_report
     }
 }
 

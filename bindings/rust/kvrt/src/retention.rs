@@ -86,8 +86,8 @@ impl<T: Threading> PoolOf<T> {
         Ok(CompressReport::from(raw))
     }
 
-    /// What a sequence takes under a policy, so that a scheduler can admit by it. `step_tokens`: its
-    /// most tokens in a step, a prefill chunk or a token with its drafts; 0: 1. `tokens`: its
+    /// What a sequence takes under a policy, so that a scheduler can admit by it. `step_tokens`:
+    /// its most tokens in a step, a prefill chunk or a token with its drafts; 0: 1. `tokens`: its
     /// length, for layers that the policy leaves whole; 0: `tokens_steady`. Pinned ranges come on
     /// top. Errors: Invalid (a policy with neither `every` nor `slack`), Unsupported, TooLarge.
     pub fn policy_footprint(

@@ -1,0 +1,289 @@
+// Wrong input in policies, and in scores that the host gives.
+#include <cmath>
+#include <limits>
+
+#include "abi/hostile_sequence.hpp"
+
+using namespace abi;
+
+namespace {
+
+TEST_CASE("kv_seq_set_policy") {
+    const populated w;
+    const kv_policy good = good_policy();
+    REFUSES(target{}, KV_INVALID, "pool", kv_seq_set_policy(nullptr, w.full, &good));
+    w.refuses_handles([&](kv_seq seq) { return kv_seq_set_policy(w.pool, seq, &good); });
+    refuses_wrong_headers(w.attacked, "policy", good, [&](const kv_policy* wrong) {
+        return kv_seq_set_policy(w.pool, w.full, wrong);
+    });
+    struct attack {
+        kv_status expected;
+        const char* word;
+        void (*change)(kv_policy&);
+    };
+    using p = kv_policy;
+    const attack attacks[] = {
+        {KV_UNSUPPORTED, "scorer", [](p& o) { o.scorer = KV_SCORER_NONE; }},
+        {KV_UNSUPPORTED, "scorer", [](p& o) { o.scorer = KV_SCORER_BLEND + 1; }},
+        {KV_UNSUPPORTED, "scorer", [](p& o) { o.scorer = UINT32_MAX; }},
+        {KV_UNSUPPORTED, "selection", [](p& o) { o.selection = KV_SELECT_PER_LAYER + 1; }},
+        {KV_UNSUPPORTED, "selection", [](p& o) { o.selection = UINT32_MAX; }},
+        {KV_INVALID, "budget", [](p& o) { o.budget = 0; }},
+        {KV_INVALID, "offset_max", [](p& o) { o.offset_max = 3; }},
+        {KV_INVALID, "offset_max", [](p& o) { o.offset_max = UINT32_MAX; }},
+        {KV_INVALID, "prompt_tokens", [](p& o) { o.flags = KV_POLICY_PROTECT_PROMPT; }},
+        {KV_INVALID, "prompt_tokens", [](p& o) { o.flags = KV_POLICY_AT_PROMPT_END; }},
+        {KV_UNSUPPORTED, "flags", [](p& o) { o.flags = KV_POLICY_AT_PROMPT_END << 1; }},
+        {KV_UNSUPPORTED, "reserved0", [](p& o) { o.reserved0 = 1; }},
+        {KV_UNSUPPORTED, "allocator", [](p& o) { o.allocator = KV_ALLOCATE_THRESHOLD + 1; }},
+        {KV_UNSUPPORTED, "allocator", [](p& o) { o.allocator = UINT32_MAX; }},
+        {KV_UNSUPPORTED, "LANE_PER_HEAD", [](p& o) { o.allocator = KV_ALLOCATE_ADAPTIVE; }},
+        {KV_INVALID, "one set",
+         [](p& o) {
+             o.allocator = KV_ALLOCATE_ADAPTIVE;
+             o.selection = KV_SELECT_PER_LAYER;
+         }},
+        {KV_INVALID, "one set",
+         [](p& o) {
+             o.allocator = KV_ALLOCATE_PYRAMID;
+             o.selection = KV_SELECT_UNION;
+         }},
+        {KV_INVALID, "one set",
+         [](p& o) {
+             o.allocator = KV_ALLOCATE_THRESHOLD;
+             o.selection = KV_SELECT_PER_HEAD;
+         }},
+        {KV_INVALID, "steepness",
+         [](p& o) {
+             o.allocator = KV_ALLOCATE_PYRAMID;
+             o.steepness = 4097;
+         }},
+        {KV_INVALID, "threshold",
+         [](p& o) {
+             o.allocator = KV_ALLOCATE_THRESHOLD;
+             o.threshold = NAN;
+         }},
+        {KV_INVALID, "SAMPLE",
+         [](p& o) {
+             o.scorer = KV_SCORER_VASE_SKETCH;
+             o.flags = KV_POLICY_SAMPLE;
+             o.allocator = KV_ALLOCATE_THRESHOLD;
+         }},
+        {KV_INVALID, "VASE_ATTENTION",
+         [](p& o) {
+             o.scorer = KV_SCORER_VASE_ATTENTION;
+             o.allocator = KV_ALLOCATE_THRESHOLD;
+         }},
+        {KV_INVALID, "SAMPLE", [](p& o) { o.flags = KV_POLICY_SAMPLE; }},
+        {KV_INVALID, "SAMPLE",
+         [](p& o) {
+             o.flags = KV_POLICY_SAMPLE;
+             o.scorer = KV_SCORER_RKV;
+         }},
+        {KV_INVALID, "pool_width", [](p& o) { o.pool_width = 4; }},
+        {KV_INVALID, "pool_width", [](p& o) { o.pool_width = 129; }},
+        {KV_INVALID, "pool_width", [](p& o) { o.pool_width = UINT32_MAX; }},
+        {KV_INVALID, "decay", [](p& o) { o.decay = NAN; }},
+        {KV_INVALID, "decay", [](p& o) { o.decay = 1.0001f; }},
+        {KV_INVALID, "decay", [](p& o) { o.decay = -0.5f; }},
+        {KV_INVALID, "redundancy", [](p& o) { o.redundancy = NAN; }},
+        {KV_INVALID, "redundancy", [](p& o) { o.redundancy = INFINITY; }},
+        {KV_INVALID, "similarity", [](p& o) { o.similarity = -NAN; }},
+        {KV_INVALID, "similarity", [](p& o) { o.similarity = 1e30f; }},
+        {KV_INVALID, "floor_share", [](p& o) { o.floor_share = NAN; }},
+        {KV_INVALID, "floor_share", [](p& o) { o.floor_share = -1e-9f; }},
+        {KV_INVALID, "segments", [](p& o) { o.segments = 8; }},
+        {KV_INVALID, "segments",
+         [](p& o) {
+             o.segments = 4097;
+             o.prompt_tokens = 10;
+         }},
+        {KV_INVALID, "segments",
+         [](p& o) {
+             o.segments = UINT32_MAX;
+             o.prompt_tokens = UINT32_MAX;
+         }},
+    };
+    for (const attack& a : attacks) {
+        CAPTURE(a.word);
+        kv_policy wrong = good;
+        a.change(wrong);
+        REFUSES(w.attacked, a.expected, a.word, kv_seq_set_policy(w.pool, w.full, &wrong));
+        kv_seq_config config = KV_INIT(kv_seq_config);
+        config.policy = &wrong;
+        kv_seq seq = 0;
+        REFUSES(w.attacked, a.expected, a.word, kv_seq_create(w.pool, &config, &seq));
+        kv_compress_options options = KV_INIT(kv_compress_options);
+        options.policy = &wrong;
+        REFUSES(w.attacked, a.expected, a.word, kv_compress(w.pool, w.full, &options, nullptr));
+    }
+    ACCEPTS(kv_seq_set_policy(w.pool, w.full, &good));
+    ACCEPTS(kv_seq_set_policy(w.pool, w.full, nullptr));
+}
+
+/// A pool in which two sequences may be observed.
+kv_pool_config observing_config() {
+    kv_pool_config config = small_config();
+    config.max_observed_sequences = 2;
+    return config;
+}
+
+TEST_CASE("policies that need observations, and pools that have no place for them") {
+    const populated none;
+    kv_policy policy = good_policy();
+    for (const uint32_t scorer :
+         {KV_SCORER_H2O, KV_SCORER_SCISSORHANDS, KV_SCORER_TOVA, KV_SCORER_SNAPKV, KV_SCORER_RKV,
+          KV_SCORER_VASE_ATTENTION, KV_SCORER_HOST}) {
+        policy.scorer = scorer;
+        REFUSES(none.attacked, KV_LIMIT, "max_observed_sequences",
+                kv_seq_set_policy(none.pool, none.full, &policy));
+        kv_seq_config config = KV_INIT(kv_seq_config);
+        config.policy = &policy;
+        kv_seq seq = 0;
+        REFUSES(none.attacked, KV_LIMIT, "max_observed_sequences",
+                kv_seq_create(none.pool, &config, &seq));
+        // A round may ask for what nobody has observed.
+        kv_compress_options options = KV_INIT(kv_compress_options);
+        kv_compress_report report = KV_INIT(kv_compress_report);
+        options.policy = &policy;
+        ACCEPTS(kv_compress(none.pool, none.full, &options, &report));
+        CHECK(report.outcome == KV_COMPRESS_NO_OBSERVATIONS);
+    }
+    const populated w(observing_config());
+    ACCEPTS(kv_seq_set_policy(w.pool, w.full, &policy));
+    kv_seq children[2] = {9, 9};
+    REFUSES(w.attacked, KV_LIMIT, "max_observed_sequences",
+            kv_seq_fork(w.pool, w.full, 2, children));
+    CHECK(children[0] == 9);
+    ACCEPTS(kv_seq_fork(w.pool, w.full, 1, children));
+    REFUSES(w.attacked, KV_LIMIT, "max_observed_sequences",
+            kv_seq_set_policy(w.pool, w.empty, &policy));
+}
+
+TEST_CASE("numbers of a policy beyond all measure do no harm") {
+    const populated w(observing_config());
+    uint32_t positions[64];
+    uint64_t count = 0;
+    kv_policy policy = good_policy();
+    policy.scorer = KV_SCORER_SNAPKV;
+    policy.budget = 38;
+    policy.window = policy.observe_every = policy.slack = policy.every = UINT32_MAX;
+    policy.sinks = policy.value_reserve = policy.segment_quota = UINT32_MAX;
+    policy.skip_layers = policy.prompt_tokens = policy.steepness = UINT32_MAX;
+    policy.segments = 4096;
+    policy.pool_width = 127;
+    policy.decay = policy.redundancy = policy.similarity = policy.floor_share = 1.0f;
+    policy.threshold = INFINITY;
+    policy.flags = KV_POLICY_PROTECT_PROMPT | KV_POLICY_PROMPT_ON_TOP | KV_POLICY_AT_PROMPT_END |
+                   KV_POLICY_POOL_MAX;
+    ACCEPTS(kv_seq_set_policy(w.pool, w.full, &policy));
+    w.pool.append(w.full, 1);
+    ACCEPTS(kv_compress(w.pool, w.full, nullptr, nullptr));
+    policy.skip_layers = policy.sinks = 0;
+    policy.flags = KV_POLICY_POOL_MAX;
+    for (const uint32_t scorer : {KV_SCORER_KEYDIFF, KV_SCORER_VASE_SKETCH, KV_SCORER_LAGKV}) {
+        policy.scorer = scorer;
+        ACCEPTS(kv_seq_set_policy(w.pool, w.full, &policy));
+        ACCEPTS(kv_compress(w.pool, w.full, nullptr, nullptr));
+        REQUIRE(kv_seq_get_positions(w.pool, w.full, 0, 1, 64, positions, &count) == KV_OK);
+        CHECK(count == policy.budget);
+        policy.budget -= 7;
+    }
+    policy.prompt_tokens = 1;
+    ACCEPTS(kv_compress(w.pool, w.full, nullptr, nullptr));
+    REQUIRE(kv_pool_check(w.pool) == KV_OK);
+}
+
+TEST_CASE("kv_seq_set_scores, kv_seq_get_scores") {
+    const populated w(observing_config());
+    std::vector<float> scores(2 * 64, 1.0f);
+    uint64_t count = 77;
+    const auto set = [&](kv_pool* pool, kv_seq seq, uint32_t layer, uint64_t first,
+                         uint64_t tokens) {
+        return kv_seq_set_scores(pool, seq, layer, first, tokens, scores.data());
+    };
+    const auto get = [&](kv_pool* pool, kv_seq seq, uint32_t layer, uint32_t head) {
+        return kv_seq_get_scores(pool, seq, layer, head, scores.size(), scores.data(), &count);
+    };
+    REFUSES(target{}, KV_INVALID, "pool", set(nullptr, w.full, 0, 0, 40));
+    REFUSES(target{}, KV_INVALID, "pool", get(nullptr, w.full, 0, 0));
+    w.refuses_handles([&](kv_seq seq) { return set(w.pool, seq, 0, 0, 40); });
+    w.refuses_handles([&](kv_seq seq) { return get(w.pool, seq, 0, 0); });
+    // Without a policy of the host's scores there is nothing to set, and nothing to get.
+    REFUSES(w.attacked, KV_INVALID, "HOST", set(w.pool, w.full, 0, 0, 40));
+    ACCEPTS(get(w.pool, w.full, 0, 0));
+    CHECK(count == 0);
+    kv_policy policy = good_policy();
+    policy.scorer = KV_SCORER_H2O;
+    REQUIRE(kv_seq_set_policy(w.pool, w.full, &policy) == KV_OK);
+    REFUSES(w.attacked, KV_INVALID, "HOST", set(w.pool, w.full, 0, 0, 40));
+    policy.scorer = KV_SCORER_HOST;
+    REQUIRE(kv_seq_set_policy(w.pool, w.full, &policy) == KV_OK);
+    for (const uint32_t wrong : {3u, 1024u, UINT32_MAX}) {
+        REFUSES(w.attacked, KV_INVALID, "layer", set(w.pool, w.full, wrong, 0, 40));
+        REFUSES(w.attacked, KV_INVALID, "layer", get(w.pool, w.full, wrong, 0));
+    }
+    for (const uint32_t chosen_elsewhere : {1u, 2u}) {  // a window; another's cache
+        REFUSES(w.attacked, KV_INVALID, "layer", set(w.pool, w.full, chosen_elsewhere, 0, 40));
+        REFUSES(w.attacked, KV_INVALID, "layer", get(w.pool, w.full, chosen_elsewhere, 0));
+    }
+    REFUSES(w.attacked, KV_INVALID, "scores", kv_seq_set_scores(w.pool, w.full, 0, 0, 40, nullptr));
+    REFUSES(w.attacked, KV_INVALID, "scores", set(w.pool, w.full, 0, 0, 0));
+    REFUSES(w.attacked, KV_INVALID, "positions", set(w.pool, w.full, 0, 0, 41));
+    REFUSES(w.attacked, KV_INVALID, "positions", set(w.pool, w.full, 0, 40, 1));
+    REFUSES(w.attacked, KV_INVALID, "positions", set(w.pool, w.full, 0, 1, UINT64_MAX));
+    REFUSES(w.attacked, KV_INVALID, "positions", set(w.pool, w.full, 0, UINT64_MAX, 1));
+    REFUSES(w.attacked, KV_INVALID, "positions", set(w.pool, w.full, 0, UINT64_MAX, UINT64_MAX));
+    REFUSES(w.attacked, KV_INVALID, "positions", set(w.pool, w.empty, 0, 0, 1));
+    REFUSES(w.attacked, KV_INVALID, "head", get(w.pool, w.full, 0, 2));
+    REFUSES(w.attacked, KV_INVALID, "head", get(w.pool, w.full, 0, UINT32_MAX));
+    REFUSES(w.attacked, KV_INVALID, "out_scores",
+            kv_seq_get_scores(w.pool, w.full, 0, 0, 1, nullptr, &count));
+    REFUSES(w.attacked, KV_INVALID, "out_count",
+            kv_seq_get_scores(w.pool, w.full, 0, 0, 64, scores.data(), nullptr));
+    count = 77;
+    ACCEPTS(get(w.pool, w.full, 0, 1));
+    CHECK(count == 0);
+
+    // Whatever a float can be.
+    for (uint32_t i = 0; i < 80; ++i) scores[i] = static_cast<float>(i);
+    scores[3] = NAN;
+    scores[4] = INFINITY;
+    scores[5] = -INFINITY;
+    scores[6] = std::numeric_limits<float>::denorm_min();
+    ACCEPTS(set(w.pool, w.full, 0, 0, 40));
+    std::vector<float> found(64, -9.0f);
+    ACCEPTS(kv_seq_get_scores(w.pool, w.full, 0, 1, 3, found.data(), &count));
+    CHECK(count == 40);
+    CHECK(found[2] == 42.0f);
+    CHECK(found[3] == -9.0f);
+    ACCEPTS(kv_seq_get_scores(w.pool, w.full, 0, 0, UINT64_MAX, found.data(), &count));
+    CHECK(std::isnan(found[3]));
+    CHECK(found[5] == -INFINITY);
+    CHECK(found[39] == 39.0f);
+    ACCEPTS(kv_seq_get_scores(w.pool, w.full, 0, 0, 0, nullptr, &count));
+    CHECK(count == 40);
+    // In an open step: of what was accepted before.
+    kv_step* step = w.pool.reserve(w.full, 2);
+    REFUSES(w.attacked, KV_INVALID, "positions", set(w.pool, w.full, 0, 0, 41));
+    ACCEPTS(set(w.pool, w.full, 0, 39, 1));
+    CHECK(kv_step_cancel(step) == KV_OK);
+}
+
+TEST_CASE("TriAttention needs to be told the rotation") {
+    small_model model;
+    for (kv_layer& layer : model.layers) layer.rope = nullptr;
+    const kv_model description = model.describe();
+    const kv_pool_config config = small_config();
+    kv_pool* pool = nullptr;
+    REQUIRE(kv_pool_create(&config, &description, &pool) == KV_OK);
+    kv_policy policy = good_policy();
+    policy.scorer = KV_SCORER_TRIATTENTION;
+    kv_seq_config sequence = KV_INIT(kv_seq_config);
+    sequence.policy = &policy;
+    kv_seq seq = 0;
+    REFUSES((target{pool, {}}), KV_UNSUPPORTED, "kv_rope", kv_seq_create(pool, &sequence, &seq));
+    kv_pool_release(pool);
+}
+
+}  // namespace
