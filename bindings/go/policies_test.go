@@ -116,7 +116,7 @@ func TestScoresOfTheHostChooseWhoStays(t *testing.T) {
 // What all tokens together give each other in attention, over the query heads of a KV head.
 func TestObservedAttentionIsWhatTheDefinitionGives(t *testing.T) {
 	pool, _ := observingPool(t, 0)
-	sequence := newSequence(t, pool, &Policy{Scorer: ScorerH2O, Budget: 40})
+	sequence := newSequence(t, pool, &Policy{Scorer: ScorerH2O, Budget: 40, ObserveEvery: 1})
 	const tokens, group = 100, queryHeads / kvHeads
 	keys := random(tokens*kvHeads*keyDim, 1)
 	queries := random(tokens*queryHeads*keyDim, 2)

@@ -97,7 +97,7 @@ type Policy struct {
 	Slack        uint32  // a round when more than Budget + Slack are retained; 0: Every alone
 	Window       uint32  // the last so many queries count; 0: the scorer's own
 	PoolWidth    uint32  // scores become the mean of so many neighbours, odd; 0: the scorer's own
-	ObserveEvery uint32  // of one-token steps, every so-manieth is observed; 0: each
+	ObserveEvery uint32  // of one-token steps, every so-manieth is observed; 0: the scorer's
 	Decay        float32 // H2O, Blend: what a query counts after each one behind it; 0: 1, 0.998
 	PriorShare   float32 // Blend: share of what is expected; 0: 0.5
 	Redundancy   float32 // RKV: weight of redundancy, up to 1; 0: 0.9

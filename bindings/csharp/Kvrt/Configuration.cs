@@ -254,8 +254,8 @@ namespace Kvrt
         /// own.</summary>
         public uint PoolWidth { get; set; }
 
-        /// <summary>Attention of one-token steps is observed in every so-manieth alone; 0: in
-        /// each.</summary>
+        /// <summary>Attention of one-token steps is observed in every so-manieth alone; 0: the
+        /// scorer's own.</summary>
         public uint ObserveEvery { get; set; }
 
         /// <summary>H2o, Blend: what a query counts after each one behind it; 0: 1 and

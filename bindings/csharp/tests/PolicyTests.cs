@@ -139,7 +139,8 @@ namespace Kvrt.Tests
             {
                 Pool pool = engine.Pool;
                 Sequence sequence =
-                    pool.CreateSequence(new Policy { Scorer = Scorer.H2o, Budget = 40 });
+                    pool.CreateSequence(
+                        new Policy { Scorer = Scorer.H2o, Budget = 40, ObserveEvery = 1 });
                 engine.Run(sequence, 1, 79);
                 engine.Run(sequence, 1, 1);
                 double[][] all = Enumerable.Range(0, Heads)

@@ -2,6 +2,7 @@
 
 use core::ffi::{c_char, c_void};
 
+use crate::policies::*;
 use crate::structs::*;
 
 extern "C" {

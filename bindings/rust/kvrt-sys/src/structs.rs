@@ -3,6 +3,8 @@
 use core::ffi::{c_char, c_void};
 use core::marker::{PhantomData, PhantomPinned};
 
+use crate::policies::*;
+
 /// Section 2: 0 is success, negative values are errors.
 pub type kv_status = i32;
 

@@ -55,7 +55,7 @@ impl Policy {
         window: u32,
         /// Odd, at most 127: scores become the mean of so many neighbours; 0: the scorer's own.
         pool_width: u32,
-        /// Attention of one-token steps is observed in every so-manieth alone; 0: in each.
+        /// Attention of one-token steps is observed in every so-manieth alone; 0: the scorer's own.
         observe_every: u32,
         /// `H2o`, `Blend`: what a query counts after each one behind it; 0: 1 and 0.998.
         decay: f32,

@@ -155,7 +155,7 @@ fn scores_of_the_host_choose_who_stays() {
 fn observed_attention_is_what_the_definition_gives() {
     let _session = Session::new();
     let pool = observing_pool(false);
-    let policy = Policy::new(Scorer::H2o, 40);
+    let policy = Policy::new(Scorer::H2o, 40).observe_every(1);
     let sequence = pool.create_sequence(&SequenceConfig::new().policy(policy)).unwrap();
     let text = Text::new(SHAPE, 1, 100, 82);
     text.run(&pool, sequence, 0..99);
