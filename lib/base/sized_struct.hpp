@@ -37,6 +37,11 @@ template <class struct_type>
             return fail(KV_UNSUPPORTED, "{}: reserved0 is {}: it must be 0", name, local.reserved0);
         }
     }
+    if constexpr (requires { local.reserved1; }) {
+        if (local.reserved1 != 0) {
+            return fail(KV_UNSUPPORTED, "{}: reserved1 is {}: it must be 0", name, local.reserved1);
+        }
+    }
     return KV_OK;
 }
 

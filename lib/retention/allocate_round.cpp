@@ -63,11 +63,7 @@ void allocate_adaptively(const round_plan& plan, const layer_geometry& layer) {
         share.safe =
             std::min({safe_candidates(floor_share, kept, guarded.protected_slots),
                       kept - std::min(kept, guarded.protected_slots), guarded.candidates.slots()});
-        // A head that has given tokens up holds less than its budget; what it leaves is the
-        // others'.
-        const uint32_t due =
-            retained_after_round(~0u, plan.policy.budget, prompt_on_top(plan), guarded);
-        total += due - std::min(due, guarded.protected_slots);
+        total += kept - std::min(kept, guarded.protected_slots);
     }
     allocate_heads(shares, layer.kv_heads, total);
     for (uint32_t kv_head = 0; kv_head < layer.kv_heads; ++kv_head) {

@@ -134,9 +134,13 @@ status check_sets(const round_plan& plan) {
     const uint8_t* chosen = plan.context.chosen_lanes.data();
     const uint32_t first = static_cast<uint32_t>(std::find(chosen, chosen + lanes, 1) - chosen);
     const uint32_t first_layer = model.lanes[first].layer;
-    for (uint32_t lane = first; lane < lanes; ++lane) {
-        if (chosen[lane] == 0) continue;
+    const bool by_layer = plan.selection == KV_SELECT_PER_LAYER;
+    for (uint32_t lane = by_layer ? 0 : first; lane < lanes; ++lane) {
         const lane_geometry& geometry = model.lanes[lane];
+        // Of a layer all heads' scores join, also of those that have little enough.
+        const bool joins =
+            chosen[lane] != 0 || (by_layer && plan.any_chosen(model.layers[geometry.layer]));
+        if (!joins) continue;
         const uint32_t heads = model.layers[geometry.layer].kv_heads;
         if (plan.selection == KV_SELECT_PER_HEAD && heads != model.layers[first_layer].kv_heads) {
             return fail(
@@ -146,7 +150,7 @@ status check_sets(const round_plan& plan) {
                 first_layer, geometry.layer, model.layers[first_layer].kv_heads, heads);
         }
         for (uint32_t head = 0; head < geometry.kv_heads; ++head) {
-            const head_place other = plan.selection == KV_SELECT_PER_LAYER
+            const head_place other = by_layer
                                          ? head_place{model.layers[geometry.layer].first_lane, 0}
                                          : first_of_set(plan, set_of(plan, lane, head));
             if (same_tokens(positions_of(plan.store, plan.owner, lane, head),

@@ -89,9 +89,6 @@ status check_policy(const cache& store, const kv_policy& policy) {
     if (scorer == nullptr) {
         return fail(KV_UNSUPPORTED, "policy: scorer {} is not one of KV_SCORER_*", policy.scorer);
     }
-    if (policy.reserved1 != 0) {
-        return fail(KV_UNSUPPORTED, "policy: reserved1 is {}: it must be 0", policy.reserved1);
-    }
     if (policy.selection > KV_SELECT_PER_LAYER) {
         return fail(KV_UNSUPPORTED, "policy: selection {} is not one of KV_SELECT_*",
                     policy.selection);

@@ -35,6 +35,7 @@ TEST_CASE("kv_seq_set_policy") {
         {KV_INVALID, "prompt_tokens", [](p& o) { o.flags = KV_POLICY_AT_PROMPT_END; }},
         {KV_UNSUPPORTED, "flags", [](p& o) { o.flags = KV_POLICY_AT_PROMPT_END << 1; }},
         {KV_UNSUPPORTED, "reserved0", [](p& o) { o.reserved0 = 1; }},
+        {KV_UNSUPPORTED, "reserved1", [](p& o) { o.reserved1 = 1; }},
         {KV_UNSUPPORTED, "allocator", [](p& o) { o.allocator = KV_ALLOCATE_THRESHOLD + 1; }},
         {KV_UNSUPPORTED, "allocator", [](p& o) { o.allocator = UINT32_MAX; }},
         {KV_UNSUPPORTED, "LANE_PER_HEAD", [](p& o) { o.allocator = KV_ALLOCATE_ADAPTIVE; }},
@@ -91,6 +92,8 @@ TEST_CASE("kv_seq_set_policy") {
         {KV_INVALID, "similarity", [](p& o) { o.similarity = -NAN; }},
         {KV_INVALID, "similarity", [](p& o) { o.similarity = 1e30f; }},
         {KV_INVALID, "floor_share", [](p& o) { o.floor_share = NAN; }},
+        {KV_INVALID, "prior_share", [](p& o) { o.prior_share = NAN; }},
+        {KV_INVALID, "prior_share", [](p& o) { o.prior_share = 1.5f; }},
         {KV_INVALID, "floor_share", [](p& o) { o.floor_share = -1e-9f; }},
         {KV_INVALID, "segments", [](p& o) { o.segments = 8; }},
         {KV_INVALID, "segments",
@@ -133,7 +136,7 @@ TEST_CASE("policies that need observations, and pools that have no place for the
     kv_policy policy = good_policy();
     for (const uint32_t scorer :
          {KV_SCORER_H2O, KV_SCORER_SCISSORHANDS, KV_SCORER_TOVA, KV_SCORER_SNAPKV, KV_SCORER_RKV,
-          KV_SCORER_VASE_ATTENTION, KV_SCORER_HOST}) {
+          KV_SCORER_VASE_ATTENTION, KV_SCORER_HOST, KV_SCORER_BLEND}) {
         policy.scorer = scorer;
         REFUSES(none.attacked, KV_LIMIT, "max_observed_sequences",
                 kv_seq_set_policy(none.pool, none.full, &policy));

@@ -122,6 +122,30 @@ TEST_CASE("ADAPTIVE: heads compete for the sum of their budgets, round after rou
     }
 }
 
+TEST_CASE("PER_LAYER: heads that hold different tokens have no set in common") {
+    engine host(shape_of(true, 1));
+    kv_policy policy = policy_of(KV_SCORER_HOST, 30);
+    policy.allocator = KV_ALLOCATE_ADAPTIVE;
+    const kv_seq sequence = host.create(&policy);
+    host.run({{sequence, 1, 90}});
+    std::vector<float> scores(3 * 90, 1.0f);
+    std::fill_n(scores.begin(), 90, 2.0f);
+    require_ok(kv_seq_set_scores(host.pool(), sequence, 0, 0, 90, scores.data()));
+    compress(host, sequence, policy);
+    const auto retained = [&](uint32_t head) { return host.positions(sequence, 0, head).size(); };
+    REQUIRE(retained(0) > 40);
+    REQUIRE(retained(1) < 40);
+    // A budget that the first head alone is above: the others' scores would be nobody's.
+    policy = policy_of(KV_SCORER_KEY_NORM, 40);
+    policy.selection = KV_SELECT_PER_LAYER;
+    const std::size_t before = retained(0);
+    kv_compress_options options = KV_INIT(kv_compress_options);
+    options.policy = &policy;
+    CHECK(kv_compress(host.pool(), sequence, &options, nullptr) == KV_INVALID);
+    CHECK(last_error().find("retains other tokens") != std::string::npos);
+    CHECK(retained(0) == before);
+}
+
 TEST_CASE("THRESHOLD: what reaches it, at most the budget") {
     for (const bool apart : {false, true}) {
         for (const uint32_t selection : {KV_SELECT_PER_LAYER_PER_HEAD, KV_SELECT_PER_LAYER}) {
@@ -378,4 +402,57 @@ TEST_CASE("value_reserve: the widest values stay, of each set, and no others in 
             }
         }
     }
+}
+
+TEST_CASE("allocators: lanes of tiles end in raw blocks, and say so when there are none") {
+    pool_shape shape = shape_of(true, 5);
+    shape.block_tokens = 64;
+    shape.slabs = 3;
+    for (layer_shape& layer : shape.layers) {
+        layer.key_dim = layer.value_dim = 64;
+        layer.key_format = layer.value_format = KV_FORMAT_KIVI4;
+    }
+    engine host(shape);
+    kv_policy policy = policy_of(KV_SCORER_HOST, 256);
+    policy.allocator = KV_ALLOCATE_THRESHOLD;
+    policy.threshold = 0.5f;
+    const kv_seq sequence = host.create(&policy);
+    host.run({{sequence, 1, 256}});  // four tiles in each lane, no raw block
+    std::vector<float> scores(3 * 256);
+    for (uint32_t i = 0; i < scores.size(); ++i) scores[i] = i % 256 % 5 < 2 ? 1.0f : 0.0f;
+    for (uint32_t layer = 0; layer < 5; ++layer) {
+        require_ok(kv_seq_set_scores(host.pool(), sequence, layer, 0, 256, scores.data()));
+    }
+    // Others take raw blocks until there are fewer than a round wants: one for each of 15 lanes.
+    std::vector<kv_seq> others;
+    for (kv_status found = KV_OK; found == KV_OK;) {
+        others.push_back(host.create());
+        kv_step* step = nullptr;
+        require_ok(kv_step_begin(host.pool(), &step));
+        require_ok(kv_seq_append(step, others.back(), nullptr, 10, nullptr));
+        found = kv_step_reserve(step, nullptr);
+        REQUIRE((found == KV_OK || found == KV_AGAIN));
+        for (uint32_t lane = 0; found == KV_OK && lane < 15; ++lane) {
+            kv_tables tables = KV_INIT(kv_tables);
+            tables.kv_head = lane % 3;
+            require_ok(kv_step_export(step, lane / 3, &tables));
+        }
+        require_ok(found == KV_OK ? kv_step_end(step, nullptr) : kv_step_cancel(step));
+    }
+    const std::vector<float> before = host.scores(sequence, 2, 1);
+    CHECK(kv_compress(host.pool(), sequence, nullptr, nullptr) == KV_AGAIN);
+    CHECK(host.positions(sequence, 2, 1).size() == 256);
+    CHECK(host.scores(sequence, 2, 1) == before);
+    require_ok(kv_pool_check(host.pool()));
+    for (const kv_seq other : others) require_ok(kv_seq_release(host.pool(), other));
+    CHECK(compress(host, sequence, policy).outcome == KV_COMPRESS_DONE);
+    for (uint32_t layer = 0; layer < 5; ++layer) {
+        for (uint32_t head = 0; head < 3; ++head) {
+            const std::vector<uint32_t> kept = host.positions(sequence, layer, head);
+            CHECK(kept.size() == 103);
+            for (const uint32_t p : kept) CHECK(p % 5 < 2);
+        }
+    }
+    host.run({{sequence, 1, 30}});
+    require_ok(kv_pool_check(host.pool()));
 }

@@ -322,6 +322,21 @@ TEST_CASE("observations: of every third token's attention, and of no call that s
     }
 }
 
+TEST_CASE("observations: of how many tokens, where a policy leaves it open") {
+    for (const kind& k : kinds) {
+        CAPTURE(k.name);
+        engine host(shape_of());
+        kv_policy policy = policy_of_kind(k, 20);
+        policy.observe_every = 0;
+        tracker t(host, host.create(&policy), 1);
+        t.step(10);
+        for (int i = 1; i <= 9; ++i) {
+            t.step(1, 1, 0, k.scorer != KV_SCORER_H2O || i % 4 == 0);
+            check_observed(t, k.rule);
+        }
+    }
+}
+
 TEST_CASE("observations: layers that share a cache add up, each row once") {
     for (const kind& k : kinds) {
         for (const bool apart : {false, true}) {

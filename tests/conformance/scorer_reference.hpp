@@ -1,252 +1,13 @@
-// Rules of eviction as their papers state them, in double, for what an engine was fed. Nothing is
-// added up as the library does: the weights of every query are kept, by position, and looked at
-// when a round comes. Where the library's arithmetic may differ, a score has a slack.
+// Rules of eviction as their papers state them, in double, for what a tracker has seen. Where the
+// library's arithmetic may differ, a score has a slack.
 #pragma once
 
 #include <complex>
 #include <functional>
-#include <limits>
 
-#include "engine.hpp"
+#include "tracker.hpp"
 
 namespace conformance {
-
-/// Weights are kept as f16, and exponentials are fast ones.
-inline constexpr double weight_error = 1.2e-3;
-
-/// What a query row gave the positions of one KV head, summed over its query heads.
-struct observed_row {
-    std::vector<double> weight;               // [position]; behind the end: 0
-    std::vector<double> count, maybe_counts;  // at least the mean; or too close to tell
-};
-
-struct scored {
-    std::vector<double> score, slack;  // by slot
-};
-
-struct tracked_head {
-    std::vector<uint32_t> retained;
-    std::vector<observed_row> rows;
-};
-
-struct tracked_layer {
-    std::vector<tracked_head> heads;
-    std::vector<std::vector<double>> queries;  // of all rows seen: [query_heads * key_dim]
-    std::vector<uint64_t> query_positions;
-};
-
-/// One sequence of an engine, and all that its attention ever paid. Copies are forks.
-class tracker {
-  public:
-    kv_seq sequence;
-    uint64_t stream;  // of the numbers of the tokens to come
-    std::vector<tracked_layer> layers;
-
-    tracker(engine& host, kv_seq of, uint64_t numbers)
-        : sequence(of), stream(numbers), layers(host.shape().layers.size()), host_(&host) {
-        for (std::size_t i = 0; i < layers.size(); ++i) {
-            layers[i].heads.resize(host.shape().layers[i].kv_heads);
-        }
-    }
-
-    /// A step of so many rows, of which the first `accepted` stay.
-    void step(uint32_t rows, uint32_t accepted, uint32_t attend_flags = 0) {
-        step(rows, accepted, attend_flags, attend_flags == 0);
-    }
-    /// The same, where a policy says whether it is observed.
-    void step(uint32_t rows, uint32_t accepted, uint32_t attend_flags, bool observed) {
-        kv_step* step = host_->begin({{sequence, stream, rows}});
-        for (uint32_t layer = 0; layer < layers.size(); ++layer) {
-            if (shape(layer).shared_layer < 0) host_->write(step, layer);
-            host_->attend(step, layer, attend_flags);
-        }
-        require_ok(kv_step_accept(step, sequence, accepted));
-        require_ok(kv_step_end(step, nullptr));
-        note(rows, accepted, observed);
-    }
-    void step(uint32_t rows) { step(rows, rows); }
-
-    /// What a step of so many rows does, once the engine has run it.
-    void note(uint32_t rows, uint32_t accepted, bool observed) {
-        const uint32_t first = static_cast<uint32_t>(streams_.size());
-        streams_.resize(first + rows, stream);
-        for (uint32_t layer = 0; layer < layers.size(); ++layer) {
-            const uint32_t owner = owner_of(layer);
-            for (uint32_t r = 0; observed && r < rows; ++r) observe(layer, owner, first, r, rows);
-        }
-        streams_.resize(first + accepted);
-        for (uint32_t layer = 0; layer < layers.size(); ++layer) {
-            for (tracked_head& head : layers[layer].heads) {
-                for (uint32_t r = 0; r < accepted; ++r) head.retained.push_back(first + r);
-                forget_from(head, first + accepted);
-            }
-        }
-    }
-
-    void truncate(uint32_t tokens) {
-        require_ok(kv_seq_truncate(host_->pool(), sequence, tokens));
-        streams_.resize(tokens);
-        for (tracked_layer& layer : layers) {
-            for (tracked_head& head : layer.heads) {
-                std::erase_if(head.retained, [&](uint32_t p) { return p >= tokens; });
-                forget_from(head, tokens);
-            }
-        }
-    }
-
-    /// Takes over what a round left.
-    void adopt() {
-        for (uint32_t layer = 0; layer < layers.size(); ++layer) {
-            for (uint32_t head = 0; head < layers[layer].heads.size(); ++head) {
-                layers[layer].heads[head].retained = host_->positions(sequence, layer, head);
-            }
-        }
-    }
-
-    tracker fork(uint64_t other_stream) const {
-        tracker child = *this;
-        require_ok(kv_seq_fork(host_->pool(), sequence, 1, &child.sequence));
-        child.stream = other_stream;
-        return child;
-    }
-
-    uint32_t next_position() const { return static_cast<uint32_t>(streams_.size()); }
-    const layer_shape& shape(uint32_t layer) const { return host_->shape().layers[layer]; }
-    engine& host() const { return *host_; }
-
-    std::vector<double> key(uint32_t layer, uint32_t head, uint32_t position) const {
-        return row(layer, head, position, 0, shape(layer).key_dim);
-    }
-    std::vector<double> value(uint32_t layer, uint32_t head, uint32_t position) const {
-        return row(layer, head, position, 1, shape(layer).value_dim);
-    }
-
-  private:
-    engine* host_;
-    std::vector<uint64_t> streams_;  // whose numbers a position has
-
-    uint32_t owner_of(uint32_t layer) const {
-        const int32_t shared = shape(layer).shared_layer;
-        return shared < 0 ? layer : static_cast<uint32_t>(shared);
-    }
-
-    std::vector<double> row(uint32_t layer, uint32_t head, uint32_t position, uint64_t kind,
-                            uint32_t dim) const {
-        std::vector<double> numbers(dim);
-        for (uint32_t d = 0; d < dim; ++d) {
-            numbers[d] = double{drawn(streams_[position], position, layer, head, d, kind)};
-        }
-        return numbers;
-    }
-
-    static void forget_from(tracked_head& head, uint32_t position) {
-        for (observed_row& row : head.rows) {
-            for (std::vector<double>* of : {&row.weight, &row.count, &row.maybe_counts}) {
-                if (of->size() > position) of->resize(position);
-            }
-        }
-    }
-
-    /// Row r of a step of `rows` from position `first` on, over the cache of layer `owner`.
-    void observe(uint32_t layer, uint32_t owner, uint32_t first, uint32_t r, uint32_t rows) {
-        const layer_shape& s = shape(layer);
-        const uint32_t group = s.query_heads / s.kv_heads, position = first + r;
-        std::vector<double> all_queries;
-        for (uint32_t kv_head = 0; kv_head < s.kv_heads; ++kv_head) {
-            tracked_head& head = layers[owner].heads[kv_head];
-            std::vector<uint32_t> seen = head.retained;
-            for (uint32_t p = first; p <= position; ++p) seen.push_back(p);
-            observed_row found;
-            for (std::vector<double>* of : {&found.weight, &found.count, &found.maybe_counts}) {
-                of->assign(position + 1, 0.0);
-            }
-            for (uint32_t member = 0; member < group; ++member) {
-                const std::vector<double> query =
-                    row(layer, kv_head * group + member, position, 2, s.key_dim);
-                all_queries.insert(all_queries.end(), query.begin(), query.end());
-                std::vector<double> logit;
-                for (const uint32_t p : seen) {
-                    const std::vector<double> k = key(owner, kv_head, p);
-                    double sum = 0.0;
-                    for (uint32_t d = 0; d < s.key_dim; ++d) sum += query[d] * k[d];
-                    logit.push_back(sum / std::sqrt(static_cast<double>(s.key_dim)));
-                }
-                double total = 0.0;
-                for (const double l : logit) total += std::exp(l);
-                const double mean = 1.0 / static_cast<double>(seen.size());
-                for (std::size_t i = 0; i < seen.size(); ++i) {
-                    const double weight = std::exp(logit[i]) / total;
-                    found.weight[seen[i]] += weight;
-                    const bool close = std::abs(weight - mean) <= weight_error * mean;
-                    (close ? found.maybe_counts : found.count)[seen[i]] +=
-                        close || weight >= mean ? 1.0 : 0.0;
-                }
-            }
-            if (layer == owner) {
-                head.rows.push_back(std::move(found));
-                continue;
-            }
-            // Another layer's query of the same row: the owner came first.
-            observed_row& row_of_owner = head.rows[head.rows.size() - rows + r];
-            for (std::size_t p = 0; p <= position; ++p) {
-                row_of_owner.weight[p] += found.weight[p];
-                row_of_owner.count[p] += found.count[p];
-                row_of_owner.maybe_counts[p] += found.maybe_counts[p];
-            }
-        }
-        layers[layer].queries.push_back(std::move(all_queries));
-        layers[layer].query_positions.push_back(position);
-    }
-};
-
-inline double at(const std::vector<double>& numbers, std::size_t index) {
-    return index < numbers.size() ? numbers[index] : 0.0;
-}
-
-/// Which of a head's query rows count now, from the last on back, and with what factor.
-struct counted_rows {
-    uint64_t last = std::numeric_limits<uint64_t>::max();
-    double decay = 1.0;
-    bool counts = false;  // how often, not how much
-};
-
-inline scored observed_scores(const tracked_head& head, const counted_rows& rule) {
-    scored found;
-    for (const uint32_t position : head.retained) {
-        double score = 0.0, slack = 0.0, factor = 1.0;
-        for (std::size_t i = 0; i < std::min<uint64_t>(head.rows.size(), rule.last); ++i) {
-            const observed_row& row = head.rows[head.rows.size() - 1 - i];
-            if (rule.counts) {
-                score += at(row.count, position) + 0.5 * at(row.maybe_counts, position);
-                slack += 0.5 * at(row.maybe_counts, position);
-            } else {
-                score += factor * at(row.weight, position);
-            }
-            factor *= rule.decay;
-        }
-        found.score.push_back(score);
-        found.slack.push_back(rule.counts ? slack + 1e-3 : weight_error * score + 1e-9);
-    }
-    return found;
-}
-
-/// Compares what the library says of every layer and head.
-inline void check_observed(const tracker& t, const counted_rows& rule) {
-    for (uint32_t layer = 0; layer < t.layers.size(); ++layer) {
-        if (t.shape(layer).shared_layer >= 0) continue;
-        for (uint32_t head = 0; head < t.layers[layer].heads.size(); ++head) {
-            CAPTURE(layer);
-            CAPTURE(head);
-            const std::vector<float> found = t.host().scores(t.sequence, layer, head);
-            const scored expected = observed_scores(t.layers[layer].heads[head], rule);
-            REQUIRE(found.size() == expected.score.size());
-            for (std::size_t slot = 0; slot < found.size(); ++slot) {
-                CAPTURE(slot);
-                CHECK(std::abs(double{found[slot]} - expected.score[slot]) <= expected.slack[slot]);
-            }
-        }
-    }
-}
 
 // ---- From observations to scores ---------------------------------------------------------------
 
@@ -332,6 +93,66 @@ inline std::vector<double> redundancy(const tracker& t, uint32_t layer, uint32_t
     return column;
 }
 
+/// TriAttention: the mean logit of queries 1, 2, 4, ... 65536 positions ahead and the part of the
+/// norms, as z-scores over the candidates, of which a group's greatest counts.
+inline std::vector<double> triattention(const tracker& t, uint32_t layer, uint32_t head,
+                                        const slots& chosen) {
+    const layer_shape& s = t.shape(layer);
+    const uint32_t group = s.query_heads / s.kv_heads, half = s.key_dim / 2;
+    const tracked_layer& whole = t.layers[layer];
+    const std::vector<uint32_t>& retained = whole.heads[head].retained;
+    const double seen = static_cast<double>(whole.queries.size());
+    std::vector<double> best(retained.size(), -std::numeric_limits<double>::infinity());
+    for (uint32_t member = 0; member < group; ++member) {
+        std::vector<double> score(retained.size(), 0.0);
+        for (uint32_t band = 0; band < half; ++band) {
+            const double frequency = std::pow(10000.0, -2.0 * band / s.key_dim);
+            std::complex<double> mean = 0.0, future = 0.0;
+            double magnitude = 0.0;
+            for (std::size_t i = 0; i < whole.queries.size(); ++i) {
+                const double* q =
+                    whole.queries[i].data() + (head * group + member) * std::size_t{s.key_dim};
+                const std::complex<double> rotated(q[band], q[band + half]);
+                mean += rotated *
+                        std::polar(1.0 / seen,
+                                   -frequency * static_cast<double>(whole.query_positions[i]));
+                magnitude += std::abs(rotated) / seen;
+            }
+            for (uint32_t power = 0; power <= 16; ++power) {
+                future += mean * std::polar(1.0 / 17.0, frequency * (t.next_position() +
+                                                                     double(uint64_t{1} << power)));
+            }
+            for (const std::size_t slot : chosen) {
+                const std::vector<double> k = t.key(layer, head, retained[slot]);
+                const std::complex<double> key(k[band], k[band + half]);
+                score[slot] +=
+                    (future * std::conj(key)).real() + (magnitude - std::abs(mean)) * std::abs(key);
+            }
+        }
+        double mean = 0.0, square = 0.0;
+        const double count = static_cast<double>(chosen.size());
+        for (const std::size_t slot : chosen) mean += score[slot] / count;
+        for (const std::size_t slot : chosen) {
+            square += (score[slot] - mean) * (score[slot] - mean) / count;
+        }
+        for (const std::size_t slot : chosen) {
+            best[slot] = std::max(best[slot], (score[slot] - mean) / std::sqrt(square));
+        }
+    }
+    return best;
+}
+
+inline std::vector<double> standardised(std::vector<double> numbers, const slots& chosen) {
+    double mean = 0.0, square = 0.0;
+    const double count = static_cast<double>(chosen.size());
+    for (const std::size_t slot : chosen) mean += numbers[slot] / count;
+    for (const std::size_t slot : chosen) {
+        square += (numbers[slot] - mean) * (numbers[slot] - mean) / count;
+    }
+    for (double& x : numbers) x = (x - mean) / std::sqrt(square);
+    return numbers;
+}
+
 /// A paper's score per slot of one head of one layer.
 inline scored scores_of(const tracker& t, uint32_t layer, uint32_t head, const kv_policy& policy,
                         const counted_rows& rule) {
@@ -375,6 +196,31 @@ inline scored scores_of(const tracker& t, uint32_t layer, uint32_t head, const k
                 importance.slack[slot] = 3 * weight_error * part + 1e-5 * redundant[slot];
             }
             return importance;
+        }
+        case KV_SCORER_TRIATTENTION: {
+            std::vector<double> score = triattention(t, layer, head, chosen);
+            scored made;
+            made.slack.assign(count, 2e-4);
+            made.score = std::move(score);
+            return made;
+        }
+        case KV_SCORER_BLEND: {
+            // Logarithms of what was observed, in units of its mean; far below it, all is alike.
+            scored made = observed_scores(mine, rule);
+            double mean = 0.0;
+            for (const std::size_t slot : chosen) {
+                mean += made.score[slot] / static_cast<double>(chosen.size());
+            }
+            for (double& x : made.score) x = std::log(x / mean + 1.0 / 1024);
+            made.score = standardised(made.score, chosen);
+            const std::vector<double> prior =
+                standardised(triattention(t, layer, head, chosen), chosen);
+            const double share = policy.prior_share != 0.0f ? double{policy.prior_share} : 0.5;
+            for (std::size_t slot = 0; slot < count; ++slot) {
+                made.score[slot] = share * prior[slot] + (1.0 - share) * made.score[slot];
+                made.slack[slot] = 5e-3;
+            }
+            return made;
         }
         case KV_SCORER_KEYDIFF: {
             const std::vector<std::vector<double>> units = directions(t, layer, head);

@@ -128,6 +128,31 @@ TEST_CASE("scorers: observed attention is that of all queries, by position") {
     }
 }
 
+TEST_CASE("scorers: what is expected, alone and beside what was observed") {
+    for (const uint32_t group : {1u, 3u}) {
+        for (const uint32_t scorer : {KV_SCORER_TRIATTENTION, KV_SCORER_BLEND}) {
+            for (const float share : {0.0f, 0.2f}) {
+                CAPTURE(group);
+                CAPTURE(scorer);
+                CAPTURE(share);
+                engine host(shape_of(group));
+                kv_policy policy = with_window(scorer, 40, 0);
+                policy.flags = KV_POLICY_STATISTICS_ONLINE;
+                policy.prior_share = share;
+                const counted_rows rule{everything, double{0.998f}};
+                tracker t(host, host.create(&policy), 1);
+                live(t);
+                if (scorer == KV_SCORER_BLEND) check_observed(t, rule);
+                check_round(t, policy, KV_SELECT_PER_LAYER_PER_HEAD, rule);
+                for (int i = 0; i < 9; ++i) t.step(1);
+                t.step(11, 4);
+                policy.budget = 31;
+                check_round(t, policy, KV_SELECT_PER_LAYER_PER_HEAD, rule);
+            }
+        }
+    }
+}
+
 TEST_CASE("scorers: one set per layer, per head, or for all") {
     for (const observed_case& c : observed_cases) {
         for (const uint32_t selection :
@@ -184,6 +209,14 @@ TEST_CASE("scorers: a window forgets older queries, at least so many count") {
             t.step(1);
             rule.last = 8 + since % 8;
             check_observed(t, rule);
+            if (since == 11) {
+                tracker child = t.fork(2);
+                child.step(2);
+                counted_rows of_child = rule;
+                of_child.last += 2;
+                check_observed(child, of_child);
+                require_ok(kv_seq_release(host.pool(), child.sequence));
+            }
         }
         check_round(t, policy, KV_SELECT_PER_LAYER_PER_HEAD, rule);
         for (int i = 0; i < 3; ++i) t.step(1);

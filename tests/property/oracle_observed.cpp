@@ -16,7 +16,13 @@ observed_rules rules_of(const kv_policy& policy) {
     switch (policy.scorer) {
         case KV_SCORER_H2O:
             rules.kind = observed_kind::mass;
+            rules.every = 4;
             if (policy.decay != 0.0f) rules.decay = policy.decay;
+            break;
+        case KV_SCORER_BLEND:
+            rules.kind = observed_kind::mass;
+            rules.every = 4;
+            rules.decay = policy.decay != 0.0f ? policy.decay : 0.998f;
             break;
         case KV_SCORER_TOVA:
             rules.kind = observed_kind::last;
@@ -37,8 +43,7 @@ observed_rules rules_of(const kv_policy& policy) {
         default:
             return rules;
     }
-    rules.every = policy.observe_every;
-    if (rules.every == 0) rules.every = policy.scorer == KV_SCORER_H2O ? 4 : 1;
+    if (policy.observe_every != 0) rules.every = policy.observe_every;
     return rules;
 }
 

@@ -74,7 +74,12 @@ bool sets_differ(const oracle& model, const oracle_sequence& owner, const round_
     }
     uint32_t kv_heads = 0;
     for (std::size_t lane = 0; lane < model.lanes.size(); ++lane) {
-        if (plan.chosen[lane] == 0) continue;
+        bool joins = plan.chosen[lane] != 0;
+        for (std::size_t other = 0; other < model.lanes.size(); ++other) {
+            joins = joins || (selection == KV_SELECT_PER_LAYER && plan.chosen[other] != 0 &&
+                              model.lanes[other].layer == model.lanes[lane].layer);
+        }
+        if (!joins) continue;
         const uint32_t here = model.spec.layers[model.lanes[lane].layer].kv_heads;
         if (kv_heads == 0) kv_heads = here;
         if (selection == KV_SELECT_PER_HEAD && here != kv_heads) return true;
@@ -201,7 +206,7 @@ struct scorer {
     }
     /// Observed scores that the oracle has followed, and nothing else decides.
     bool is_known() const {
-        if (policy.pool_width > 1) return false;
+        if (policy.pool_width > 1 || policy.scorer == KV_SCORER_BLEND) return false;
         const observed_kind kind = rules_of(policy).kind;
         return kind == observed_kind::given ||
                (numbers && (kind == observed_kind::mass || kind == observed_kind::last));
@@ -287,9 +292,10 @@ void check_best(const std::vector<token>& tokens, const std::vector<double>& sco
     }
     // Sums of weights, which are kept as f16, may be large.
     const double near = std::max(tolerance, std::isfinite(best_gone) ? tolerance * best_gone : 0.0);
-    require(worst_kept >= best_gone - near,
-            "layer {} head {}: position {} with score {} stays, {} with {} was evicted", layer,
-            head, kept_at, worst_kept, gone_at, best_gone);
+    require(
+        worst_kept >= best_gone - near,
+        "layer {} head {}: position {} with score {} stays, {} with {} was evicted, {} of {} stay",
+        layer, head, kept_at, worst_kept, gone_at, best_gone, survivors.size(), tokens.size());
 }
 
 /// Scores joined over lanes and heads as the selection says, and the survivors compared with them.
@@ -498,9 +504,10 @@ round_effect apply_round(oracle& model, oracle_sequence& owner, const kv_policy&
     } catch (const mismatch& found) {
         throw mismatch(
             fmt::format("{} (scorer {} selection {} flags {} budget {} sinks {} recent {} prompt "
-                        "{} offsets {})",
+                        "{} offsets {} allocator {} skips {})",
                         found.what(), policy.scorer, policy.selection, policy.flags, policy.budget,
-                        policy.sinks, policy.recent, policy.prompt_tokens, policy.offset_max));
+                        policy.sinks, policy.recent, policy.prompt_tokens, policy.offset_max,
+                        policy.allocator, policy.skip_layers));
     }
     round_effect effect;
     std::set<uint32_t> compacted;

@@ -11,7 +11,9 @@ bool samples(const kv_policy& policy) {
 }
 
 void observe_at_random(world& world, kv_policy& policy) {
-    if (policy.scorer == KV_SCORER_EXPECTED_ATTENTION && world.below(2) == 0) {
+    const bool by_queries =
+        policy.scorer == KV_SCORER_EXPECTED_ATTENTION || policy.scorer == KV_SCORER_BLEND;
+    if (by_queries && world.below(2) == 0) {
         policy.flags |= KV_POLICY_STATISTICS_ONLINE;
     }
     if (world.below(2) == 0) policy.window = 1 + static_cast<uint32_t>(world.below(12));
@@ -67,7 +69,7 @@ void allocate_at_random(world& world, kv_policy& policy) {
 
 kv_policy random_policy(world& world) {
     kv_policy policy = KV_INIT(kv_policy);
-    policy.scorer = 1 + static_cast<uint32_t>(world.below(world.below(3) == 0 ? 4 : 15));
+    policy.scorer = 1 + static_cast<uint32_t>(world.below(world.below(3) == 0 ? 4 : 16));
     policy.selection = static_cast<uint32_t>(world.below(5));
     policy.budget = 1 + static_cast<uint32_t>(world.below(70));
     policy.every = static_cast<uint32_t>(world.below(3) == 0 ? 0 : 1 + world.below(24));

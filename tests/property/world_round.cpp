@@ -59,8 +59,9 @@ uint32_t world::blindness(const oracle_sequence& owner, const kv_policy& policy,
                           const round_plan& plan) {
     if (plan.nothing) return 0;
     if (!has_observed(owner, policy, plan.chosen)) return KV_COMPRESS_NO_OBSERVATIONS;
-    const bool by_queries =
-        policy.scorer == KV_SCORER_TRIATTENTION || policy.scorer == KV_SCORER_EXPECTED_ATTENTION;
+    const bool by_queries = policy.scorer == KV_SCORER_TRIATTENTION ||
+                            policy.scorer == KV_SCORER_BLEND ||
+                            policy.scorer == KV_SCORER_EXPECTED_ATTENTION;
     return by_queries && !has_means(owner, plan) ? uint32_t{KV_COMPRESS_NO_STATISTICS} : 0u;
 }
 
