@@ -82,10 +82,11 @@ if cargo clippy --version >/dev/null 2>&1; then
 else
     skip "clippy" "cargo clippy is not installed"
 fi
-# Cargo unpacks a crate of one version once, and would build these against those of yesterday.
-rm -rf "$build/cargo-home"
+# Cargo unpacks and builds a crate of one version once, and would take those of yesterday.
+rm -rf "$build/cargo-home" "$build/packages"
 check "both packages, from which the crates are built" \
-    env CARGO_HOME="$build/cargo-home" cargo package --workspace --offline --allow-dirty
+    env CARGO_HOME="$build/cargo-home" CARGO_TARGET_DIR="$build/packages" \
+    cargo package --workspace --offline --allow-dirty
 check "a library folder given by hand" build_succeeds KVRT_LIB_DIR="$prefix/lib" PKG_CONFIG=false
 check "a library folder set to nothing counts as not set" build_succeeds KVRT_LIB_DIR=
 check "a wrong library folder is named" \
