@@ -7,9 +7,10 @@ namespace kvrt {
 
 namespace {
 
-/// KV heads of all lanes are counted as saturation counters are, of which each has two.
+/// KV heads of all lanes are counted as saturation counters are, of which each has two, by layer.
 uint64_t head_index(const cache& store, uint32_t lane, uint32_t kv_head) {
-    return store.model.lanes[lane].first_counter / 2 + kv_head;
+    const lane_geometry& geometry = store.model.lanes[lane];
+    return geometry.first_counter / 2 + geometry.first_head + kv_head;
 }
 
 uint64_t tokens_above_budget(const cache& store, const sequence& owner) {
