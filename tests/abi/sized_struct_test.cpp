@@ -57,6 +57,16 @@ TEST_CASE("result structs of every size are filled up to it") {
     fills_any_size<kv_seq_layer_info>("kv_seq_layer_info", [&](kv_seq_layer_info* out) {
         return kv_seq_get_layer_info(pool, seq, 1, out);
     });
+    fills_any_size<kv_retention_info>("kv_retention_info", [&](kv_retention_info* info) {
+        return kv_seq_get_retention(pool, seq, info);
+    });
+    fills_any_size<kv_policy_footprint>("kv_policy_footprint", [&](kv_policy_footprint* out) {
+        kv_policy policy = KV_INIT(kv_policy);
+        policy.scorer = KV_SCORER_STREAMING;
+        policy.budget = 100;
+        policy.every = 10;
+        return kv_pool_policy_footprint(pool, &policy, out);
+    });
     fills_any_size<kv_capabilities_report>(
         "kv_capabilities_report",
         [&](kv_capabilities_report* out) { return kv_capabilities(out); });
@@ -190,6 +200,10 @@ TEST_CASE("a reserved field that is not zero is refused, not ignored") {
     kv_compress_options options = KV_INIT(kv_compress_options);
     options.policy = &policy;
     REFUSES(attacked, KV_UNSUPPORTED, "policy", kv_compress(pool, seq, &options, nullptr));
+    policy.reserved0 = 0;
+    policy.reserved1 = 1;
+    REFUSES(attacked, KV_UNSUPPORTED, "reserved1 is 1", kv_seq_set_policy(pool, seq, &policy));
+    REFUSES(attacked, KV_UNSUPPORTED, "reserved1 is 1", kv_compress(pool, seq, &options, nullptr));
 
     kv_query_statistics statistics = KV_INIT(kv_query_statistics);
     statistics.reserved0 = 1;
@@ -201,6 +215,9 @@ TEST_CASE("a reserved field that is not zero is refused, not ignored") {
     kv_tensor wrong = t.values;
     wrong.reserved0 = 1;
     REFUSES(attacked, KV_UNSUPPORTED, "values", kv_write(step, 0, &t.keys, &wrong));
+    kv_tables tables = KV_INIT(kv_tables);
+    tables.reserved0 = 1;
+    REFUSES(attacked, KV_UNSUPPORTED, "tables", kv_step_export(step, 0, &tables));
     ACCEPTS(kv_step_cancel(step));
 }
 
