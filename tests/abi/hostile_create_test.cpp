@@ -180,6 +180,7 @@ TEST_CASE("kv_pool_create: every field of the config") {
         {KV_INVALID, "max_step_sequences", [](c& o) { o.max_step_sequences = UINT32_MAX; }},
         {KV_INVALID, "max_step_tokens", [](c& o) { o.max_step_tokens = UINT32_MAX; }},
         {KV_INVALID, "pressure_percent", [](c& o) { o.pressure_percent = 101; }},
+        {KV_INVALID, "pressure_percent", [](c& o) { o.pressure_percent = UINT32_MAX; }},
         {KV_INVALID, "threads", [](c& o) { o.threads = 257; }},
         {KV_INVALID, "threads", [](c& o) { o.threads = UINT32_MAX; }},
     };
