@@ -209,7 +209,8 @@ func TestHeadsWithLanesOfTheirOwnShareABudget(t *testing.T) {
 			span(want.first, 95)) {
 			t.Errorf("head %d: %v", head, got)
 		}
-		if got := retention(t, pool, sequence, head); got.BlocksReturned != uint64(want.returned) {
+		if got := retention(t, pool, sequence, head); got.BlocksReturned != uint64(want.returned) ||
+			got.Rounds != 1 || got.TokensRemoved != uint64(want.first) {
 			t.Errorf("%+v", got)
 		}
 		// Tables are those of a head.

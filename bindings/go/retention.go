@@ -94,10 +94,10 @@ type Policy struct {
 	Seed         uint64 // of all draws
 
 	Allocator    Allocator
-	Slack        uint32  // a round when more than Budget + Slack are retained; 0: Every alone
+	Slack        uint32  // a round when so much is above what a round keeps; 0: Every alone
 	Window       uint32  // the last so many queries count; 0: the scorer's own
 	PoolWidth    uint32  // scores become the mean of so many neighbours, odd; 0: the scorer's own
-	ObserveEvery uint32  // of one-token steps, every so-manieth is observed; 0: the scorer's
+	ObserveEvery uint32  // every so-manieth one-token step is observed; 0: 4 (H2O, Blend), 1
 	Decay        float32 // H2O, Blend: what a query counts after each one behind it; 0: 1, 0.998
 	PriorShare   float32 // Blend: share of what is expected; 0: 0.5
 	Redundancy   float32 // RKV: weight of redundancy, up to 1; 0: 0.9
@@ -225,8 +225,9 @@ type PolicyFootprint struct {
 
 // PolicyFootprint says what a sequence takes under a policy, so that a scheduler can admit by it.
 // stepTokens are the most tokens of the sequence in a step, a prefill chunk or a token with its
-// drafts; 0: 1. tokens is its length, for layers that the policy leaves whole; 0: TokensSteady.
-// Pinned ranges come on top. ErrInvalid: a policy with neither Every nor Slack has no steady state.
+// drafts; 0: 1. tokens is its length, for windows and layers that the policy leaves whole; 0:
+// TokensSteady, and full windows. Pinned ranges come on top. ErrInvalid: a policy with neither
+// Every nor Slack has no steady state.
 func (p *Pool) PolicyFootprint(policy *Policy, stepTokens, tokens uint64) (PolicyFootprint, error) {
 	if err := p.enter(); err != nil {
 		return PolicyFootprint{}, err
@@ -297,7 +298,7 @@ func floatPointer(values []float32) *C.float {
 
 // SetScores gives the scores of a layer for positions [first, first + tokens) to ScorerHost:
 // [KV heads, tokens], higher stays, NaN goes first. Positions that a head no longer retains are
-// passed over; a token that was given no score stays.
+// passed over; a token that was given no score ranks above all that have one.
 func (p *Pool) SetScores(sequence Sequence, layer uint32, first, tokens uint64,
 	scores []float32) error {
 	if err := p.enter(); err != nil {

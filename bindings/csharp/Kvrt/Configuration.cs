@@ -242,7 +242,7 @@ namespace Kvrt
         /// <summary>How many tokens each layer and head keeps.</summary>
         public Allocator Allocator { get; set; }
 
-        /// <summary>A round at step end when more than <see cref="Budget"/> and this are retained;
+        /// <summary>A round at step end when more than this is retained above what a round keeps;
         /// 0: <see cref="Every"/> alone decides.</summary>
         public uint Slack { get; set; }
 
@@ -250,12 +250,12 @@ namespace Kvrt
         /// 400, 64, 8, 64.</summary>
         public uint Window { get; set; }
 
-        /// <summary>Odd, at most 127: scores become the mean of so many neighbours; 0: the scorer's
-        /// own.</summary>
+        /// <summary>Odd, at most 127: scores by attention, and of the host, become the mean of so
+        /// many neighbours; 0: the scorer's own.</summary>
         public uint PoolWidth { get; set; }
 
-        /// <summary>Attention of one-token steps is observed in every so-manieth alone; 0: the
-        /// scorer's own.</summary>
+        /// <summary>Attention of one-token steps is observed in every so-manieth alone; 0: 4 for
+        /// H2o and Blend, 1 for the others.</summary>
         public uint ObserveEvery { get; set; }
 
         /// <summary>H2o, Blend: what a query counts after each one behind it; 0: 1 and
@@ -287,7 +287,7 @@ namespace Kvrt
         /// a quarter of the budget.</summary>
         public uint ValueReserve { get; set; }
 
-        /// <summary>The prompt in so many equal parts, of each of which at least <see
+        /// <summary>The prompt in so many equal parts, at most 4096, of each of which at least <see
         /// cref="SegmentQuota"/> tokens stay; 0: off.</summary>
         public uint Segments { get; set; }
 

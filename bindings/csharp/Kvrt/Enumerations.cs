@@ -312,8 +312,9 @@ namespace Kvrt
         OffsetsMax = NativeConstants.KV_POLICY_OFFSETS_MAX,
         /// <summary>TriAttention: ignore statistics that were set on the pool.</summary>
         StatisticsOnline = NativeConstants.KV_POLICY_STATISTICS_ONLINE,
-        /// <summary>Survivors are drawn with probabilities as their scores: scorers by attention,
-        /// VaseSketch, ExpectedAttention and Host.</summary>
+        /// <summary>Survivors are drawn with probabilities as their scores: scorers by attention
+        /// but RKv, VaseSketch, ExpectedAttention and Host. Not with <see
+        /// cref="Allocator.Threshold"/>.</summary>
         Sample = NativeConstants.KV_POLICY_SAMPLE,
         /// <summary><see cref="Policy.PoolWidth"/> takes the greatest score, not the
         /// mean.</summary>

@@ -39,8 +39,8 @@ namespace Kvrt
         /// <param name="policy">The policy.</param>
         /// <param name="stepTokens">Most tokens of the sequence in a step: a prefill chunk, or a
         /// token with its drafts; 0: 1.</param>
-        /// <param name="tokens">Length of the sequence, for layers that the policy leaves whole; 0:
-        /// <see cref="PolicyFootprint.TokensSteady"/>.</param>
+        /// <param name="tokens">Length of the sequence, for windows and layers that the policy
+        /// leaves whole; 0: <see cref="PolicyFootprint.TokensSteady"/>, and full windows.</param>
         public PolicyFootprint GetPolicyFootprint(
             Policy policy, ulong stepTokens = 0, ulong tokens = 0)
         {
@@ -90,8 +90,8 @@ namespace Kvrt
 
         /// <summary>Gives the scores of a layer for positions [first, first + tokens) to
         /// <see cref="Scorer.Host"/>: [kv_heads, tokens], higher stays, NaN goes first. Positions
-        /// that a head no longer retains are passed over; a token that was given no score stays.
-        /// </summary>
+        /// that a head no longer retains are passed over; a token that was given no score ranks
+        /// above all that have one.</summary>
         public void SetScores(
             Sequence sequence, uint layer, ulong first, ulong tokens, ReadOnlySpan<float> scores)
         {

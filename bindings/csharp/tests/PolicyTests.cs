@@ -138,9 +138,8 @@ namespace Kvrt.Tests
             using (Engine engine = Observing())
             {
                 Pool pool = engine.Pool;
-                Sequence sequence =
-                    pool.CreateSequence(
-                        new Policy { Scorer = Scorer.H2o, Budget = 40, ObserveEvery = 1 });
+                Sequence sequence = pool.CreateSequence(
+                    new Policy { Scorer = Scorer.H2o, Budget = 40, ObserveEvery = 1 });
                 engine.Run(sequence, 1, 79);
                 engine.Run(sequence, 1, 1);
                 double[][] all = Enumerable.Range(0, Heads)
@@ -201,8 +200,10 @@ namespace Kvrt.Tests
                     {
                         Check.SameElements(Span(first[head], 96),
                                            PositionsOf(pool, sequence, head), "survivors");
-                        Check.Equal(returned[head],
-                                    pool.GetRetention(sequence, 0, head).BlocksReturned, "blocks");
+                        RetentionInfo history = pool.GetRetention(sequence, 0, head);
+                        Check.Equal(1UL, history.Rounds, "rounds");
+                        Check.Equal((ulong)first[head], history.TokensRemoved, "removed");
+                        Check.Equal(returned[head], history.BlocksReturned, "blocks");
                         CheckTables(step, head, first[head]);
                     }
                     Check.Fails(Status.Invalid, "kv_head", () => step.Export(0, default, 2));

@@ -35,8 +35,8 @@ impl Policy {
         /// A round at step end when this many tokens were accepted since the last; 0: only when
         /// asked for, or by `slack`.
         every: u32,
-        /// A round at step end when more than the budget and this are retained; 0: `every` alone
-        /// decides.
+        /// A round at step end when more than this is retained above what a round keeps; 0:
+        /// `every` alone decides.
         slack: u32,
         /// The prompt's length, for `protect_prompt`, `at_prompt_end` and `segments`.
         prompt_tokens: u32,
@@ -53,9 +53,11 @@ impl Policy {
         /// `Scissorhands`, `SnapKv`, `RKv`, `VaseAttention`: the last so many queries count; 0:
         /// 400, 64, 8, 64.
         window: u32,
-        /// Odd, at most 127: scores become the mean of so many neighbours; 0: the scorer's own.
+        /// Odd, at most 127: scores by attention, and of the host, become the mean of so many
+        /// neighbours; 0: the scorer's own.
         pool_width: u32,
-        /// Attention of one-token steps is observed in every so-manieth alone; 0: the scorer's own.
+        /// Attention of one-token steps is observed in every so-manieth alone; 0: 4 for `H2o` and
+        /// `Blend`, 1 for the others.
         observe_every: u32,
         /// `H2o`, `Blend`: what a query counts after each one behind it; 0: 1 and 0.998.
         decay: f32,
@@ -74,8 +76,8 @@ impl Policy {
         /// So many tokens whose values have the widest range stay; 0: none, `VaseAttention` a
         /// quarter of the budget.
         value_reserve: u32,
-        /// The prompt in so many equal parts, of each of which at least `segment_quota` stay; 0:
-        /// off.
+        /// The prompt in so many equal parts, at most 4096, of each of which at least
+        /// `segment_quota` tokens stay; 0: off.
         segments: u32,
         /// So many tokens of each of the `segments` stay, the best.
         segment_quota: u32,
@@ -97,8 +99,8 @@ impl Policy {
         offsets_max = KV_POLICY_OFFSETS_MAX,
         /// TriAttention: ignore statistics set on the pool.
         statistics_online = KV_POLICY_STATISTICS_ONLINE,
-        /// Survivors are drawn with probabilities as their scores: scorers by attention,
-        /// `VaseSketch`, `ExpectedAttention` and `Host`.
+        /// Survivors are drawn with probabilities as their scores: scorers by attention but `RKv`,
+        /// `VaseSketch`, `ExpectedAttention` and `Host`. Not with `Allocator::Threshold`.
         sample = KV_POLICY_SAMPLE,
         /// `pool_width` takes the greatest score, not the mean.
         pool_max = KV_POLICY_POOL_MAX,

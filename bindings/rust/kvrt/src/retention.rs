@@ -88,8 +88,9 @@ impl<T: Threading> PoolOf<T> {
 
     /// What a sequence takes under a policy, so that a scheduler can admit by it. `step_tokens`:
     /// its most tokens in a step, a prefill chunk or a token with its drafts; 0: 1. `tokens`: its
-    /// length, for layers that the policy leaves whole; 0: `tokens_steady`. Pinned ranges come on
-    /// top. Errors: Invalid (a policy with neither `every` nor `slack`), Unsupported, TooLarge.
+    /// length, for windows and layers that the policy leaves whole; 0: `tokens_steady`, and full
+    /// windows. Pinned ranges come on top. Errors: Invalid (a policy with neither `every` nor
+    /// `slack`), Unsupported, TooLarge.
     pub fn policy_footprint(
         &self,
         policy: &Policy,
@@ -119,7 +120,7 @@ impl<T: Threading> PoolOf<T> {
 
     /// Scores of one layer for `Scorer::Host`: `[kv_heads, positions]`, higher stays, NaN goes
     /// first. Positions that a head no longer retains are passed over; a token that was given no
-    /// score stays. Errors: Invalid (also: another policy), Stale.
+    /// score ranks above all that have one. Errors: Invalid (also: another policy), Stale.
     pub fn set_scores(
         &self,
         sequence: Sequence,

@@ -203,9 +203,10 @@ fn heads_with_lanes_of_their_own_share_a_budget() {
     assert_eq!((report.tokens_after, report.blocks_returned), (64, 12 - 1 - 4));
     assert_eq!(positions(&pool, sequence, 0, 0), (88..96).collect::<Vec<_>>());
     assert_eq!(positions(&pool, sequence, 0, 1), (40..96).collect::<Vec<_>>());
-    let returned =
-        [0, 1].map(|head| pool.retention_info(sequence, 0, head).unwrap().blocks_returned);
-    assert_eq!(returned, [5, 2]);
+    let histories = [0, 1].map(|head| pool.retention_info(sequence, 0, head).unwrap());
+    assert_eq!(histories.map(|history| history.rounds), [1, 1]);
+    assert_eq!(histories.map(|history| history.tokens_removed), [88, 40]);
+    assert_eq!(histories.map(|history| history.blocks_returned), [5, 2]);
 
     // Tables are those of a head.
     let mut step = pool.begin_step().unwrap();
