@@ -132,19 +132,25 @@ bool takes_part(const cache& store, const kv_policy& policy, uint32_t layer) {
 }
 
 /// Is more retained than rounds leave, and `slack`? By the mean of the layers, and in each by the
-/// mean of its lanes: allocators give them different numbers of one sum.
+/// mean of its lanes: allocators give them different numbers of one sum. What keeps as much as
+/// reaches a threshold has no sum to share: the lane with the most counts.
 static bool exceeds_slack(const round_plan& plan) {
     const model_geometry& model = plan.store.model;
     double retained = 0.0, layers = 0.0;
+    uint64_t largest = 0;
     for (uint32_t i = 0; i < model.layers.size(); ++i) {
         if (!takes_part(plan.store, plan.policy, i)) continue;
         const layer_geometry& layer = model.layers[i];
         uint64_t slots = 0;
         for (uint32_t lane = layer.first_lane; lane < layer.end_lane(); ++lane) {
             slots += plan.owner.lanes[lane].slots;
+            largest = std::max<uint64_t>(largest, plan.owner.lanes[lane].slots);
         }
         retained += static_cast<double>(slots) / layer.lanes;
         layers += 1.0;
+    }
+    if (plan.policy.allocator == KV_ALLOCATE_THRESHOLD) {
+        retained = layers * static_cast<double>(largest);
     }
     const double slack = static_cast<double>(plan.policy.slack);
     if (retained <= layers * (plan.policy.budget + slack)) return false;

@@ -64,6 +64,17 @@ struct batch {
     }
 };
 
+/// What a scheduler asks of policies between steps. False if a call failed.
+bool ask_about_policies(kv_pool* pool, kv_seq seq, const kv_policy& policy) {
+    kv_policy_footprint footprint = KV_INIT(kv_policy_footprint);
+    kv_retention_info info = KV_INIT(kv_retention_info);
+    float scores[64];
+    uint64_t count = 0;
+    return kv_pool_policy_footprint(pool, &policy, &footprint) == KV_OK &&
+           kv_seq_get_retention(pool, seq, &info) == KV_OK &&
+           kv_seq_get_scores(pool, seq, 0, 1, 64, scores, &count) == KV_OK;
+}
+
 /// Steps with block boundaries, policies, drafts and window blocks, and refused calls between.
 void run_steady_state(uint32_t flags, uint32_t threads, const kv_hooks* hooks) {
     kv_pool_config config = small_config(flags);
@@ -71,6 +82,8 @@ void run_steady_state(uint32_t flags, uint32_t threads, const kv_hooks* hooks) {
     config.max_tokens_per_sequence = 4096;
     config.threads = threads;
     config.hooks = hooks;
+    config.max_observed_sequences = 1;
+    config.pressure_percent = 1;
     const live_pool pool(config);
     kv_policy policy = KV_INIT(kv_policy);
     policy.scorer = KV_SCORER_TRIATTENTION;
@@ -78,7 +91,11 @@ void run_steady_state(uint32_t flags, uint32_t threads, const kv_hooks* hooks) {
     policy.every = 16;
     const auto b = std::make_unique<batch>();
     b->decoding[0] = pool.create_sequence(&policy);
-    b->decoding[1] = pool.create_sequence();
+    kv_policy observing = policy;
+    observing.scorer = KV_SCORER_SNAPKV;
+    observing.every = 0;
+    observing.slack = 16;
+    b->decoding[1] = pool.create_sequence(&observing);
     b->drafting = pool.create_sequence();
     b->prefilling = pool.create_sequence(&policy);
     for (int i = 0; i < 40; ++i) b->run(pool);
@@ -91,6 +108,7 @@ void run_steady_state(uint32_t flags, uint32_t threads, const kv_hooks* hooks) {
         if (kv_step_begin(pool, &step) != KV_OK) std::abort();
         if (kv_seq_append(step, 0, nullptr, 1, nullptr) != KV_INVALID) std::abort();
         if (kv_step_cancel(step) != KV_OK) std::abort();
+        if (!ask_about_policies(pool, b->decoding[1], observing)) std::abort();
     }
     const memory_calls after = memory_calls_so_far();
     CHECK(after.heap == before.heap);

@@ -205,10 +205,11 @@ std::vector<footprint_case> footprint_cases() {
     pyramid.policy.slack = 24;
     cases.push_back(pyramid);
 
-    footprint_case threshold = {"THRESHOLD", plain, make_policy(KV_SCORER_KEY_NORM, 40, 0, 24),
-                                16,          true,  false};
+    // Head 0 keeps what the budget allows, head 1 little: the one is not to wait for the other.
+    footprint_case threshold = {
+        "THRESHOLD", {apart, apart}, make_policy(KV_SCORER_KEY_NORM, 40, 0, 24), 16, true, false};
     threshold.policy.allocator = KV_ALLOCATE_THRESHOLD;
-    threshold.policy.threshold = -2.0f;
+    threshold.policy.threshold = -1.8f;
     cases.push_back(threshold);
     return cases;
 }

@@ -453,7 +453,7 @@ bool round_is_due(const oracle& model, const oracle_sequence& owner, uint32_t ac
                                owner.next_position >= policy.prompt_tokens &&
                                owner.next_position - accepted < policy.prompt_tokens;
     std::map<uint32_t, std::pair<double, double>> layers;  // slots and lanes
-    uint64_t left = 0;
+    uint64_t left = 0, largest = 0;
     for (std::size_t lane = 0; lane < model.lanes.size(); ++lane) {
         if (!model.lanes[lane].evictable) continue;
         const uint32_t slots = owner.lanes[lane].slots();
@@ -463,6 +463,10 @@ bool round_is_due(const oracle& model, const oracle_sequence& owner, uint32_t ac
         layers[model.lanes[lane].layer].first += slots;
         layers[model.lanes[lane].layer].second += 1.0;
         left = std::max<uint64_t>(left, budget_of_lane(model, owner, policy, lane));
+        largest = std::max<uint64_t>(largest, slots);
+    }
+    if (policy.slack != 0 && policy.allocator == KV_ALLOCATE_THRESHOLD) {
+        return largest > left + policy.slack;
     }
     double retained = 0.0;
     for (const auto& [layer, sums] : layers) retained += sums.first / sums.second;
