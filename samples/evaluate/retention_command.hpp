@@ -20,10 +20,10 @@ struct retention_command {
     std::vector<const retention_method*> methods;
     std::vector<double> budgets;  // percent
     configuration stored = reference_configuration();
-    std::uint32_t tokens = 6144;  // of the text; 0: it is left out
+    std::uint32_t tokens = 8192;  // of the text; 0: it is left out
     std::uint32_t window = 2048;
     std::uint32_t chunk = 64;
-    std::uint32_t contexts = 4;  // of the tasks, of each length; 0: they are left out
+    std::uint32_t contexts = 6;  // of the tasks, of each length; 0: they are left out
     std::vector<std::uint32_t> context_tokens = {1024, 3072};
     std::uint32_t prompts = 3;  // that are answered at length; 0: this is left out
     std::uint32_t written = 768;

@@ -45,6 +45,10 @@ std::vector<measure> measures_of(const retention_found& found) {
                        [](const contender_found& one) { return one.copied(false).share(); }});
         all.push_back({"copied, question seen", false,
                        [](const contender_found& one) { return one.copied(true).share(); }});
+        all.push_back({"nats per token of an answer, question unseen", true,
+                       [](const contender_found& one) { return one.answer_loss(false); }});
+        all.push_back({"nats per token of an answer, question seen", true,
+                       [](const contender_found& one) { return one.answer_loss(true); }});
         all.push_back({"needles, question unseen", false,
                        [](const contender_found& one) { return one.needles(false).share(); }});
         all.push_back({"needles, question seen", false,

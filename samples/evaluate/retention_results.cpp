@@ -16,7 +16,7 @@ task_scores::ratio sum(std::span<const tasks_found> tasks, bool seen,
                        task_scores::ratio (task_scores::*which)() const) {
     task_scores::ratio all;
     for (const tasks_found& one : tasks) {
-        const task_scores::ratio part = ((seen ? one.seen : one.unseen).*which)();
+        const task_scores::ratio part = ((seen ? one.seen : one.unseen).scores.*which)();
         all.right += part.right;
         all.all += part.all;
     }
@@ -41,12 +41,14 @@ std::string json_of(const logits_found& one) {
         json_number(one.agreement), json_number(one.steady_bytes), json_number(one.peak_bytes));
 }
 
-std::string json_of(const task_scores& one) {
+std::string json_of(const task_answers& answers) {
+    const task_scores& one = answers.scores;
     return fmt::format(
         "{{\"needle_recall\": {}, \"needle_recall_by_depth\": {}, \"copy_accuracy\": {}, "
-        "\"copy_accuracy_by_depth\": {}}}",
+        "\"copy_accuracy_by_depth\": {}, \"answer_loss\": {}}}",
         json_number(one.all_needles().share()), json_shares(one.needle),
-        json_number(one.all_copied().share()), json_shares(one.copy));
+        json_number(one.all_copied().share()), json_shares(one.copy),
+        json_number(answers.mean_loss()));
 }
 
 std::string json_of(const contender_found& one) {
@@ -95,6 +97,7 @@ std::vector<std::string> cells_of(const contender_found& one) {
         for (const bool seen : {false, true}) {
             cells.push_back(ratio(one.needles(seen)));
             cells.push_back(percent(one.copied(seen).share(), 1));
+            cells.push_back(fmt::format("{:.2f}", one.answer_loss(seen)));
         }
     }
     if (one.drift) {
@@ -114,6 +117,16 @@ task_scores::ratio contender_found::copied(bool seen) const {
     return sum(tasks, seen, &task_scores::all_copied);
 }
 
+double contender_found::answer_loss(bool seen) const {
+    task_answers all;
+    for (const tasks_found& one : tasks) {
+        const task_answers& part = seen ? one.seen : one.unseen;
+        all.loss += part.loss;
+        all.tokens += part.tokens;
+    }
+    return all.mean_loss();
+}
+
 std::string table(const retention_found& found) {
     std::vector<std::vector<std::string>> rows = {{"budget", "method"}};
     if (found.windows != 0) {
@@ -122,7 +135,8 @@ std::string table(const retention_found& found) {
     }
     if (found.contexts != 0) {
         rows.front().insert(rows.front().end(),
-                            {"needles, unseen", "copied, unseen", "needles, seen", "copied, seen"});
+                            {"needles, unseen", "copied, unseen", "nats, unseen", "needles, seen",
+                             "copied, seen", "nats, seen"});
     }
     if (found.prompts != 0) {
         rows.front().insert(rows.front().end(), {"drift KL", "repeated"});

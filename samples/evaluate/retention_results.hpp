@@ -8,7 +8,7 @@
 #include <vector>
 
 #include "evaluate/retention_methods.hpp"
-#include "evaluate/tasks.hpp"
+#include "evaluate/retention_tasks.hpp"
 
 namespace evaluate {
 
@@ -26,8 +26,8 @@ struct logits_found {
 
 struct tasks_found {
     std::uint32_t context_tokens = 0;
-    task_scores unseen;  // the question
-    task_scores seen;
+    task_answers unseen;  // the question
+    task_answers seen;
 };
 
 struct contender_found {
@@ -42,6 +42,7 @@ struct contender_found {
     // Of all lengths.
     task_scores::ratio needles(bool seen) const;
     task_scores::ratio copied(bool seen) const;
+    double answer_loss(bool seen) const;  // nats per token
 };
 
 struct retention_found {

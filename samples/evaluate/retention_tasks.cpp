@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "evaluate/metrics.hpp"
 #include "sampler.hpp"
 #include "text.hpp"
 
@@ -147,7 +148,7 @@ class context_reader {
 
     // Reads each question on its sequence, which is released.
     outcome<nothing> ask(std::span<const cached_sequence> sequences,
-                         std::span<const question> questions, task_scores& scores) {
+                         std::span<const question> questions, task_answers& answers) {
         std::vector<batch_item> items;
         for (std::size_t i = 0; i < questions.size(); ++i) {
             const std::size_t rows = questions[i].tokens.size();
@@ -158,20 +159,23 @@ class context_reader {
                              rows});
         }
         const std::size_t vocabulary = reader_.vocabulary();
-        auto done = read_all(
-            reader_, items,
-            [&](std::size_t first, std::size_t count,
-                std::span<const float> logits) -> outcome<nothing> {
-                for (const question& one : questions.subspan(first, count)) {
-                    std::vector<token_id> likeliest;
-                    for (std::size_t k = 0; k < one.asked->answer.size(); ++k) {
-                        likeliest.push_back(generate::greedy_token(logits.first(vocabulary)));
-                        logits = logits.subspan(vocabulary);
-                    }
-                    scores.add(*one.asked, likeliest);
-                }
-                return nothing{};
-            });
+        auto done = read_all(reader_, items,
+                             [&](std::size_t first, std::size_t count,
+                                 std::span<const float> logits) -> outcome<nothing> {
+                                 for (const question& one : questions.subspan(first, count)) {
+                                     std::vector<token_id> likeliest;
+                                     for (std::size_t k = 0; k < one.asked->answer.size(); ++k) {
+                                         const auto row = logits.first(vocabulary);
+                                         likeliest.push_back(generate::greedy_token(row));
+                                         answers.loss +=
+                                             log_sum_exp(row) - double{row[one.asked->answer[k]]};
+                                         ++answers.tokens;
+                                         logits = logits.subspan(vocabulary);
+                                     }
+                                     answers.scores.add(*one.asked, likeliest);
+                                 }
+                                 return nothing{};
+                             });
         if (!done) {
             return done;
         }

@@ -15,10 +15,19 @@
 
 namespace evaluate {
 
+struct task_answers {
+    task_scores scores;
+    // -log p of the answers' tokens: tells contenders apart where none gets an answer right.
+    double loss = 0;
+    std::uint64_t tokens = 0;
+
+    double mean_loss() const { return tokens == 0 ? 0 : loss / static_cast<double>(tokens); }
+};
+
 // Of one contender.
 struct retained_tasks {
-    task_scores unseen;
-    task_scores seen;
+    task_answers unseen;
+    task_answers seen;
 };
 
 // Called after each context.

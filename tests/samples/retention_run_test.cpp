@@ -225,9 +225,25 @@ TEST_CASE("retention: tasks are answered from what was left of the context") {
     };
     answer(nullptr);
     const auto whole = run();
+    double loss = 0;
+    for (const probe& one : context.probes) {
+        auto read = context.tokens;
+        read.insert(read.end(), one.cue.begin(), one.cue.end());
+        for (const token_id token : one.answer) {
+            const auto logits = dense_logits(read, model_of_two_heads());
+            loss += loss_of(std::span(logits).last(vocabulary), token);
+            read.push_back(token);
+        }
+    }
     for (const bool seen : {false, true}) {
         const retained_tasks& full = whole[index_of(all, "full", 25)];
-        const task_scores& scores = seen ? full.seen : full.unseen;
+        const task_answers& answers = seen ? full.seen : full.unseen;
+        CHECK(answers.tokens == 8);
+        CHECK(answers.loss == doctest::Approx(loss).epsilon(1e-5));
+    }
+    for (const bool seen : {false, true}) {
+        const retained_tasks& full = whole[index_of(all, "full", 25)];
+        const task_scores& scores = (seen ? full.seen : full.unseen).scores;
         CHECK(scores.needle[0].right == 1);
         CHECK(scores.needle[0].all == 1);
         CHECK(scores.copy[1].right == 4);
@@ -241,7 +257,7 @@ TEST_CASE("retention: tasks are answered from what was left of the context") {
                 return query < before || key < 4 || key + 16 >= before;
             });
             const auto found = run()[index_of(all, "streaming", 25)];
-            const task_scores& scores = seen ? found.seen : found.unseen;
+            const task_scores& scores = (seen ? found.seen : found.unseen).scores;
             if (i == 0) {
                 CHECK(scores.needle[0].right == 1);
             } else {
