@@ -670,7 +670,8 @@ KV_API KV_MUST_CHECK kv_status kv_write(kv_step *step, uint32_t layer, const kv_
                                         const kv_tensor *values);
 
 enum {
-    KV_ATTEND_NO_STATISTICS = 1u << 0 /* do not learn query statistics from this call */
+    KV_ATTEND_NO_STATISTICS = 1u << 0 /* learn no query statistics from this call, and observe no
+                                         attention: else each call of a step counts */
 };
 
 typedef struct kv_attend_options {
@@ -877,9 +878,10 @@ KV_API KV_MUST_CHECK kv_status kv_seq_set_scores(kv_pool *pool, kv_seq seq, uint
 
 /* What a sequence's scorer has observed of one layer and KV head, or was given: a number per
  * retained token, in the order of kv_seq_get_positions. Attention is summed over the query heads of
- * the KV head, of all rows of steps that ended, rejected drafts among them. Writes up to `capacity`
- * of them (out_scores may be NULL when it is 0), and the full count: 0 where nothing was observed.
- * Errors: INVALID, STALE. Threads: external. */
+ * the KV head, in this layer and those that share its cache, of all rows of steps that ended,
+ * rejected drafts among them. Writes up to `capacity` of them (out_scores may be NULL when it is
+ * 0), and the full count: 0 where nothing was observed. Errors: INVALID, STALE. Threads:
+ * external. */
 KV_API KV_MUST_CHECK kv_status kv_seq_get_scores(kv_pool *pool, kv_seq seq, uint32_t layer,
                                                  uint32_t kv_head, uint64_t capacity,
                                                  float *out_scores, uint64_t *out_count);

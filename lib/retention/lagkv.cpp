@@ -211,9 +211,13 @@ void score_lag_parts(const stored_rows& rows, const lag_shape& shape, uint32_t f
 
 void score_lag_kept(const lag_shape& shape, uint32_t slots, float* scores) {
     const uint32_t sinks = std::min(shape.sinks, slots), parts = lag_parts(shape, slots);
-    std::fill(scores, scores + sinks, 1.0f);
+    std::fill(scores, scores + sinks, 2.0f);
     if (parts != 0) {
-        std::fill(scores + shape.sinks + parts * shape.lag, scores + slots, 1.0f);
+        const uint32_t first = shape.sinks + parts * shape.lag;
+        const float kept = static_cast<float>(slots - first);
+        for (uint32_t slot = first; slot < slots; ++slot) {
+            scores[slot] = 1.0f + static_cast<float>(slot - first) / kept;
+        }
         return;
     }
     const float others = static_cast<float>(slots - sinks);

@@ -6,8 +6,11 @@
 //   deviations over the part's slots
 //   score = (slots of the part whose mean of the two is lower) / lag
 //
-// Sinks, the last part and what is left over after it have the score 1, above all others. Sequences
-// of fewer than sinks + 2 lag slots are scored by recency: (slot - sinks) / (slots - sinks).
+// The last part and what is left over after it are above all others, the newer the higher: a budget
+// that cannot hold them all leaves the older ones. kvpress gives them all 1, and a sort decides.
+//   score = 1 + (slot - first) / (slots - first), of which `first` is the last part's;  sinks: 2
+// Sequences of fewer than sinks + 2 lag slots are scored by recency: (slot - sinks) / (slots -
+// sinks).
 // Of slots of a part that are equal the lower one ranks higher. A channel that does not vary in the
 // next part counts as the middle of a range. A slot with NaN ranks lowest in its part.
 #pragma once

@@ -22,6 +22,25 @@ outcome<nothing> read_number(std::string_view option, std::string_view word, std
     return nothing{};
 }
 
+outcome<nothing> read_option(std::string_view option, std::string_view word,
+                             const option_table& table) {
+    for (const text_option& one : table.texts) {
+        if (one.name == option) {
+            if (word.empty()) {
+                return error{fmt::format("{} is empty, it must be the path of a file", option)};
+            }
+            *one.target = word;
+            return nothing{};
+        }
+    }
+    for (const number_option& one : table.numbers) {
+        if (one.name == option) {
+            return read_number(option, word, one.least, one.most, *one.target);
+        }
+    }
+    return error{fmt::format("'{}' is not an option{}", option, table.where)};
+}
+
 namespace {
 
 outcome<nothing> read_formats(std::string_view word, program_options& read) {
@@ -34,45 +53,22 @@ outcome<nothing> read_formats(std::string_view word, program_options& read) {
     return nothing{};
 }
 
-// Options of text have their target in a table, numbers also their bounds.
 outcome<nothing> read_value(std::string_view option, std::string_view word, program_options& read) {
     constexpr std::uint32_t most_tokens = 1u << 24;
-    const struct {
-        std::string_view name;
-        std::string& target;
-    } texts[] = {{"--model", read.model},
-                 {"--text", read.text},
-                 {"--report", read.report},
-                 {"--plot", read.plot}};
-    const struct {
-        std::string_view name;
-        std::uint32_t least;
-        std::uint32_t most;
-        std::uint32_t& target;
-    } numbers[] = {{"--tokens", 4, most_tokens, read.tokens},
-                   {"--window", 4, 1u << 20, read.window},
-                   {"--chunk", 1, 8192, read.chunk},
-                   {"--contexts", 1, 4096, read.contexts},
-                   {"--context-tokens", 4, 1u << 20, read.context_tokens},
-                   {"--threads", 1, 1024, read.threads}};
     if (option == "--formats") {
         return read_formats(word, read);
     }
-    for (const auto& one : texts) {
-        if (one.name == option) {
-            if (word.empty()) {
-                return error{fmt::format("{} is empty, it must be the path of a file", option)};
-            }
-            one.target = word;
-            return nothing{};
-        }
-    }
-    for (const auto& one : numbers) {
-        if (one.name == option) {
-            return read_number(option, word, one.least, one.most, one.target);
-        }
-    }
-    return error{fmt::format("'{}' is not an option", option)};
+    const text_option texts[] = {{"--model", &read.model},
+                                 {"--text", &read.text},
+                                 {"--report", &read.report},
+                                 {"--plot", &read.plot}};
+    const number_option numbers[] = {{"--tokens", 4, most_tokens, &read.tokens},
+                                     {"--window", 4, 1u << 20, &read.window},
+                                     {"--chunk", 1, 8192, &read.chunk},
+                                     {"--contexts", 1, 4096, &read.contexts},
+                                     {"--context-tokens", 4, 1u << 20, &read.context_tokens},
+                                     {"--threads", 1, 1024, &read.threads}};
+    return read_option(option, word, {texts, numbers, ""});
 }
 
 outcome<nothing> check_together(const program_options& read) {

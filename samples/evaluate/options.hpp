@@ -38,4 +38,25 @@ std::string usage();
 outcome<nothing> read_number(std::string_view option, std::string_view word, std::uint32_t least,
                              std::uint32_t most, std::uint32_t& target);
 
+// Options with a value: paths, and whole numbers with their bounds.
+struct text_option {
+    std::string_view name;
+    std::string* target;
+};
+struct number_option {
+    std::string_view name;
+    std::uint32_t least;
+    std::uint32_t most;
+    std::uint32_t* target;
+};
+struct option_table {
+    std::span<const text_option> texts;
+    std::span<const number_option> numbers;
+    std::string_view where;  // behind "is not an option"
+};
+
+// Reads the value of an option of the table.
+outcome<nothing> read_option(std::string_view option, std::string_view word,
+                             const option_table& table);
+
 }  // namespace evaluate

@@ -65,25 +65,6 @@ outcome<bool> read_list(std::string_view option, std::string_view word, retentio
 
 outcome<nothing> read_value(std::string_view option, std::string_view word,
                             retention_command& read) {
-    const struct {
-        std::string_view name;
-        std::string& target;
-    } texts[] = {{"--model", read.model},
-                 {"--text", read.text},
-                 {"--report", read.report},
-                 {"--plot", read.plot}};
-    const struct {
-        std::string_view name;
-        std::uint32_t least;
-        std::uint32_t most;
-        std::uint32_t& target;
-    } numbers[] = {{"--tokens", 0, most_tokens, read.tokens},
-                   {"--window", 64, most_tokens, read.window},
-                   {"--chunk", 1, 1024, read.chunk},
-                   {"--contexts", 0, 4096, read.contexts},
-                   {"--prompts", 0, writing_prompts, read.prompts},
-                   {"--written", 2, most_tokens, read.written},
-                   {"--threads", 1, 1024, read.threads}};
     const auto listed = read_list(option, word, read);
     if (!listed) {
         return listed.failure();
@@ -91,21 +72,18 @@ outcome<nothing> read_value(std::string_view option, std::string_view word,
     if (*listed) {
         return nothing{};
     }
-    for (const auto& one : texts) {
-        if (one.name == option) {
-            if (word.empty()) {
-                return error{fmt::format("{} is empty, it must be the path of a file", option)};
-            }
-            one.target = word;
-            return nothing{};
-        }
-    }
-    for (const auto& one : numbers) {
-        if (one.name == option) {
-            return read_number(option, word, one.least, one.most, one.target);
-        }
-    }
-    return error{fmt::format("'{}' is not an option beside --retention", option)};
+    const text_option texts[] = {{"--model", &read.model},
+                                 {"--text", &read.text},
+                                 {"--report", &read.report},
+                                 {"--plot", &read.plot}};
+    const number_option numbers[] = {{"--tokens", 0, most_tokens, &read.tokens},
+                                     {"--window", 64, most_tokens, &read.window},
+                                     {"--chunk", 1, 1024, &read.chunk},
+                                     {"--contexts", 0, 4096, &read.contexts},
+                                     {"--prompts", 0, writing_prompts, &read.prompts},
+                                     {"--written", 2, most_tokens, &read.written},
+                                     {"--threads", 1, 1024, &read.threads}};
+    return read_option(option, word, {texts, numbers, " beside --retention"});
 }
 
 outcome<nothing> check_together(const retention_command& read) {

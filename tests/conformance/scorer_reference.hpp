@@ -279,8 +279,12 @@ inline scored scores_of(const tracker& t, uint32_t layer, uint32_t head, const k
             const std::size_t sinks = policy.sinks != 0 ? policy.sinks : 4;
             const std::size_t parts = (count - sinks) / lag - 1;
             scored made;
-            made.score.assign(count, 1.0);
+            // What is kept whole: the sinks first, of the others the newest.
+            made.score.assign(count, 2.0);
             made.slack.assign(count, 0.0);
+            for (std::size_t i = sinks + parts * lag; i < count; ++i) {
+                made.score[i] = 1.0 + static_cast<double>(i) / static_cast<double>(count + 1);
+            }
             for (std::size_t part = 0; part < parts; ++part) {
                 std::vector<double> sum(lag, 0.0);
                 for (const bool values : {false, true}) {

@@ -47,12 +47,13 @@ std::vector<double> information(const row_set& set, bool value, uint32_t head, u
     return out;
 }
 
-// What kvpress gives a sequence, except that ties go to the lower slot. `gap`: the least difference
-// between what ranks are made from.
+// What kvpress gives a sequence, except that ties go to the lower slot, and that of what it keeps
+// whole (1 there) sinks have 2 and the others from 1 on to that, the newer the more. `gap`: the
+// least difference between what ranks are made from.
 std::vector<double> defined(const row_set& set, uint32_t head, const lag_shape& shape,
                             double& gap) {
     const uint32_t n = set.slots, lag = shape.lag, sinks = shape.sinks;
-    std::vector<double> scores(n, 1.0);
+    std::vector<double> scores(n, 2.0);
     if (n < sinks + 2 * lag) {
         for (uint32_t s = sinks; s < n; ++s) scores[s] = double(s - sinks) / (n - sinks);
         return scores;
@@ -72,6 +73,8 @@ std::vector<double> defined(const row_set& set, uint32_t head, const lag_shape& 
             scores[first + a] = double(rank) / lag;
         }
     }
+    for (uint32_t s = end - lag; s < n; ++s)
+        scores[s] = 1 + double(s - (end - lag)) / (n - end + lag);
     return scores;
 }
 
@@ -112,13 +115,22 @@ TEST_CASE("LagKV's parts: which are scored, and what is kept") {
     std::vector<float> scores(20, -9.0f);
     score_lag_kept(shape, 9, scores.data());
     CHECK(std::vector<float>(scores.begin(), scores.begin() + 10) ==
-          std::vector<float>{1, 1, 1, 1, 0, 0.2f, 0.4f, 0.6f, 0.8f, -9});
+          std::vector<float>{2, 2, 2, 2, 0, 0.2f, 0.4f, 0.6f, 0.8f, -9});
     score_lag_kept(shape, 3, scores.data());
-    CHECK(scores[2] == 1.0f);
+    CHECK(scores[2] == 2.0f);
     // 29 slots: sinks 4, one part of 8 scored and another, the last one and one slot kept.
     scores.assign(30, -9.0f);
     score_lag_kept(shape, 29, scores.data());
-    for (uint32_t s = 0; s < 30; ++s) CHECK(scores[s] == (s < 4 || (s >= 20 && s < 29) ? 1 : -9));
+    for (uint32_t s = 0; s < 30; ++s) {
+        CAPTURE(s);
+        if (s < 4) {
+            CHECK(scores[s] == 2.0f);
+        } else if (s >= 20 && s < 29) {
+            CHECK(scores[s] == doctest::Approx(1.0 + (s - 20) / 9.0));
+        } else {
+            CHECK(scores[s] == -9.0f);
+        }
+    }
 }
 
 TEST_CASE("LagKV by hand: deviations order a part, equal slots by place") {
