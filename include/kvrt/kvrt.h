@@ -267,6 +267,21 @@ typedef struct kv_layer {
     const kv_rope *rope;       /* NULL: not rotated, or not told */
     const kv_storage *key_storage;   /* NULL: the format needs nothing more */
     const kv_storage *value_storage; /* NULL: the format needs nothing more */
+    /* *Demotion*: full blocks of older tokens are coded into a smaller format, in order from the
+       oldest retained token, each row once, and their blocks return. Formats of the layer are F32,
+       F16 or BF16 then. What is demoted stays so: compactions move its rows bit by bit; going back
+       into it (kv_seq_truncate) and on codes the rest of that block again, which
+       kv_layer_stats tells.
+       Blocks that others read are not demoted meanwhile. Rows of operands whose demoted form is
+       rotated are written rotated. */
+    uint32_t demoted_key_format;   /* token-local, not AFFINE4; 0: nothing is demoted */
+    uint32_t demoted_value_format; /* token-local, or value_format; 0: demoted_key_format's */
+    uint32_t demote_after;         /* blocks behind the newest so many retained tokens are demoted
+                                      at the end of steps; 0: only under pressure
+                                      (kv_pool_config.pressure_percent), before policies evict */
+    uint32_t reserved1;
+    const kv_storage *demoted_key_storage;   /* NULL: the format needs nothing more */
+    const kv_storage *demoted_value_storage; /* NULL: the format needs nothing more */
 } kv_layer;
 
 typedef struct kv_model {
@@ -549,6 +564,8 @@ typedef struct kv_step_report {
     uint64_t pressure_rounds;   /* rounds run because of kv_pool_config.pressure_percent */
     uint32_t last_skip_outcome; /* KV_COMPRESS_* of the last round that was skipped; 0: none was */
     int32_t last_skip_status;   /* its kv_status: KV_AGAIN when blocks were missing */
+    uint64_t demoted_blocks;    /* coded into their layers' smaller formats */
+    uint64_t demoted_bytes;     /* how many fewer these take now */
 } kv_step_report;
 
 /* Ends the step: accepted tokens become part of their sequences, the rest is rolled back, blocks
@@ -623,11 +640,12 @@ typedef struct kv_tables {
     uint64_t fence; /* this step's number, for kv_pool_pass_fence, also if it is cancelled */
     uint32_t key_words, value_words;           /* of a row */
     uint32_t key_word_bytes, value_word_bytes; /* of a word: of an element, in plain formats */
-    /* Layers with KIVI or KVARN: the first sealed_blocks of an item are in these formats, laid out
+    /* The first sealed_blocks of an item are in these formats, and are not to be written. All above
+       is about the blocks behind them, where new rows go. Of layers with KIVI or KVARN: laid out
        [kv_head] at head_bytes from each other behind the offset (a tile each; the others as in
-       `layout`), and are not to be written. All above is about the blocks behind them, where new
-       rows go: there such operands are f16, rotated for KVARN. In other layers nothing is sealed.
-     */
+       `layout`); such operands are f16 before, rotated for KVARN. Of layers that demote: laid out
+       as the strides at the end say; such operands are rotated before if they are so afterwards.
+       In other layers nothing is sealed. */
     uint32_t sealed_key_format, sealed_value_format;
     int32_t *sealed_blocks; /* in: [item_capacity] or NULL */
     int64_t sealed_block_bytes;
@@ -640,6 +658,15 @@ typedef struct kv_tables {
     uint32_t kv_head; /* in: with KV_LAYER_LANE_PER_HEAD, whose lane all this is about, of one KV
                          head then; else 0 */
     uint32_t reserved0;
+    /* Of sealed rows that are not in tiles; 0 of those that are. */
+    uint32_t sealed_key_words, sealed_value_words;
+    uint32_t sealed_key_word_bytes, sealed_value_word_bytes;
+    int64_t sealed_key_stride_group, sealed_key_stride_slot;
+    int64_t sealed_key_stride_head, sealed_key_stride_dim;
+    int64_t sealed_value_stride_group, sealed_value_stride_slot;
+    int64_t sealed_value_stride_head, sealed_value_stride_dim;
+    const float *sealed_key_scales; /* [kv_heads] static ones; NULL: the format has none */
+    const float *sealed_value_scales;
 } kv_tables;
 
 /* Valid from kv_step_reserve until the step's fence. A layer that shares another's cache exports

@@ -17,6 +17,19 @@ struct needed_blocks {
     uint64_t of_class[max_block_classes] = {};
 };
 
+/// Not where blocks are only demoted under pressure.
+bool seals_by_itself(const lane_geometry& lane) {
+    return lane.seals && !(lane.demotes && lane.demote_after == never_demoted);
+}
+
+/// The newest so many tokens of a lane that seals stay raw, and those of their blocks.
+uint64_t demoted_behind(const lane_geometry& lane) { return lane.demotes ? lane.demote_after : 0; }
+
+uint64_t raw_blocks_of_lane(const lane_geometry& lane, uint64_t block_tokens,
+                            uint64_t step_tokens) {
+    return ceil_divide(demoted_behind(lane) + block_tokens - 1 + step_tokens, block_tokens);
+}
+
 /// Blocks of one lane of a sequence that retains `tokens`, `step_tokens` of an open step among
 /// them; as many as between steps, when that is one. A window keeps the tokens that its next query
 /// sees, in whole blocks, and the blocks of its sinks. Where full blocks are sealed, the last ones
@@ -30,18 +43,21 @@ needed_blocks blocks_of_lane(const lane_geometry& lane, uint64_t block_tokens, u
                ceil_divide(lane.window + block_tokens - 2 + step_tokens, block_tokens);
     }
     const uint64_t all = std::min(ceil_divide(tokens, block_tokens), most);
-    if (!lane.seals) {
+    if (!seals_by_itself(lane)) {
         needed.of_class[lane.class_index] = all;
         return needed;
     }
     needed.of_class[lane.class_index] =
-        std::min(all, ceil_divide(block_tokens - 1 + step_tokens, block_tokens));
-    needed.of_class[lane.sealed_class_index] += std::min(tokens / block_tokens, most);
+        std::min(all, raw_blocks_of_lane(lane, block_tokens, step_tokens));
+    const uint64_t old = tokens - std::min<uint64_t>(tokens, demoted_behind(lane));
+    needed.of_class[lane.sealed_class_index] += std::min(old / block_tokens, most);
     return needed;
 }
 
 /// Bytes of block_tokens tokens in a lane.
-uint64_t bytes_of_full_block(const lane_geometry& lane) { return lane.sealed_layout.block_bytes; }
+uint64_t bytes_of_full_block(const lane_geometry& lane) {
+    return (seals_by_itself(lane) ? lane.sealed_layout : lane.layout).block_bytes;
+}
 
 needed_blocks blocks_of_sequence(const model_geometry& model, uint64_t tokens) {
     needed_blocks needed;
@@ -115,7 +131,8 @@ status plan_needs(const cache& store, kv_plan_report& report) {
             all = blocks_of_lane(lane, model.block_tokens, max_position);
         } else {
             full_bytes_per_block += bytes_of_full_block(lane);
-            all.of_class[lane.class_index] = lane.seals ? 1 : 0;
+            all.of_class[lane.class_index] =
+                seals_by_itself(lane) ? raw_blocks_of_lane(lane, model.block_tokens, 1) : 0;
         }
         for (uint32_t c = 0; c < max_block_classes; ++c) constant.of_class[c] += all.of_class[c];
     }

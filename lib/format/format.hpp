@@ -125,6 +125,7 @@ struct format_description {
     decode_record decode = nullptr;
     tile_codec tile = {};  ///< of tile-local ones, which have neither records nor groups
 
+    bool plain() const { return kind == format_class::plain; }
     uint32_t group_of(uint32_t dim) const { return group == 0 || group > dim ? dim : group; }
     uint32_t groups(uint32_t dim) const { return (dim + group_of(dim) - 1) / group_of(dim); }
     uint32_t code_bytes(uint32_t dim) const { return dim * code_bits / 8; }

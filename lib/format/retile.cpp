@@ -4,6 +4,8 @@
 #include <cmath>
 #include <cstring>
 
+#include "format/rows.hpp"
+
 namespace kvrt {
 
 namespace {
@@ -21,26 +23,35 @@ struct row_mover {
         return block_address(arena, from.blocks[slot / from.layout->block_tokens]);
     }
 
-    /// The same words in both layouts. Ascending order never overwrites what is still to be read.
-    void copy_words(operand_layout tile_layout::*operand, const tile_layout& to,
-                    std::byte* target) const {
+    uint32_t place_of(uint32_t slot) const { return slot % from.layout->block_tokens; }
+    bool was_coded(uint32_t slot, uint32_t opened_end) const {
+        return slot < opened_end || slot / from.layout->block_tokens < from.sealed_blocks;
+    }
+
+    /// Row by row, of formats without tiles: the same words where the row is stored alike.
+    /// Ascending order never overwrites what is still to be read.
+    void move_rows(operand_layout tile_layout::*operand, const tile_layout& to, std::byte* target,
+                   uint32_t opened_end, uint64_t& saturated, recoding& recoded) const {
         const operand_layout& out = to.*operand;
+        alignas(64) float row[widest_row];
         for (uint32_t i = 0; i < count; ++i) {
             const uint32_t slot = source(i);
             const operand_layout& in = from.layout_of(slot).*operand;
             const std::byte* block = block_of(slot);
-            const uint32_t place = slot % from.layout->block_tokens;
-            for (uint32_t w = 0; w < out.words; ++w) {
-                std::memmove(target + out.at(i, head, w), block + in.at(place, head, w),
-                             out.word_bytes);
+            if (in.format == out.format) {
+                for (uint32_t w = 0; w < out.words; ++w) {
+                    std::memmove(target + out.at(i, head, w),
+                                 block + in.at(place_of(slot), head, w), out.word_bytes);
+                }
+                continue;
             }
-        }
-    }
-
-    void load_plain(const operand_layout& in, const std::byte* block, uint32_t place,
-                    float* row) const {
-        for (uint32_t c = 0; c < in.dim; ++c) {
-            row[c] = load_element(block + in.at(place, head, c), in.type);
+            read_stored_row(in, block, place_of(slot), head, 0, row);
+            const uint32_t beyond = store_row(out, target, i, head, row);
+            if (!was_coded(slot, opened_end)) {
+                saturated += beyond;
+            } else if (&to == from.sealed_layout) {
+                measure(row, out, target, i, recoded);
+            }
         }
     }
 
@@ -58,51 +69,46 @@ struct row_mover {
             if (in.tiled()) {
                 in.open_tile(block_of(slot), head, slot % tokens, together, rows);
             } else {
-                load_plain(in, block_of(slot), slot % tokens, rows);
+                read_stored_row(in, block_of(slot), slot % tokens, head, 0, rows);
             }
             rows += uint64_t{together} * in.dim;
             i += together;
         }
     }
 
-    /// rows are [count][dim]; those in slots below opened_end, or in tiles, have been coded before.
-    void measure(const float* rows, const operand_layout& out, const std::byte* target,
-                 uint32_t opened_end, recoding& recoded) const {
-        const uint32_t tokens = from.layout->block_tokens;
+    /// How far coding moved a row that was coded before.
+    void measure(const float* row, const operand_layout& out, const std::byte* target, uint32_t i,
+                 recoding& recoded) const {
         alignas(64) float coded[widest_row];
-        for (uint32_t i = 0; i < count; ++i) {
-            const uint32_t slot = source(i);
-            if (slot >= opened_end && slot / tokens >= from.sealed_blocks) continue;
-            out.open_tile(target, head, i, 1, coded);
-            const float* row = rows + uint64_t{i} * out.dim;
-            ++recoded.rows;
-            for (uint32_t c = 0; c < out.dim; ++c) {
-                if (!std::isfinite(row[c]) || !std::isfinite(coded[c])) continue;
-                const double change = double{coded[c]} - double{row[c]};
-                recoded.squared_change += change * change;
-                recoded.squared_rows += double{row[c]} * double{row[c]};
-            }
+        read_stored_row(out, target, i, head, 0, coded);
+        ++recoded.rows;
+        for (uint32_t c = 0; c < out.dim; ++c) {
+            if (!std::isfinite(row[c]) || !std::isfinite(coded[c])) continue;
+            const double change = double{coded[c]} - double{row[c]};
+            recoded.squared_change += change * change;
+            recoded.squared_rows += double{row[c]} * double{row[c]};
         }
     }
 
     void move(operand_layout tile_layout::*operand, const tile_layout& to, block_id target,
-              uint32_t opened_end, recoding& recoded) const {
+              uint32_t opened_end, uint64_t& saturated, recoding& recoded) const {
         const operand_layout& out = to.*operand;
         std::byte* block = block_address(arena, target);
-        const bool alike = !(from.sealed_layout->*operand).tiled();
-        if (alike) return copy_words(operand, to, block);
+        if (!(from.sealed_layout->*operand).tiled()) {
+            return move_rows(operand, to, block, opened_end, saturated, recoded);
+        }
         alignas(64) float rows[most_tile_tokens * widest_row];
         decode(operand, rows);
         if (out.tiled()) {
             out.format->tile.seal(rows, out.tile_tokens, out.dim, block + out.tile_at(head));
-            measure(rows, out, block, opened_end, recoded);
+            for (uint32_t i = 0; i < count; ++i) {
+                if (!was_coded(source(i), opened_end)) continue;
+                measure(rows + uint64_t{i} * out.dim, out, block, i, recoded);
+            }
             return;
         }
         for (uint32_t i = 0; i < count; ++i) {
-            const float* row = rows + uint64_t{i} * out.dim;
-            for (uint32_t c = 0; c < out.dim; ++c) {
-                store_element(block + out.at(i, head, c), out.type, row[c]);
-            }
+            store_row(out, block, i, head, rows + uint64_t{i} * out.dim);
         }
     }
 };
@@ -117,9 +123,10 @@ void recoding::add_shared(const recoding& other) {
 
 recoding recoding::load_shared() const {
     recoding& shared = const_cast<recoding&>(*this);  // atomic_ref takes no const in C++20
-    return {std::atomic_ref(shared.rows).load(std::memory_order_relaxed),
-            std::atomic_ref(shared.squared_change).load(std::memory_order_relaxed),
-            std::atomic_ref(shared.squared_rows).load(std::memory_order_relaxed)};
+    return {
+        .rows = std::atomic_ref(shared.rows).load(std::memory_order_relaxed),
+        .squared_change = std::atomic_ref(shared.squared_change).load(std::memory_order_relaxed),
+        .squared_rows = std::atomic_ref(shared.squared_rows).load(std::memory_order_relaxed)};
 }
 
 double recoding::relative_change() const {
@@ -130,8 +137,8 @@ void fill_block(const block_run& from, std::byte* arena, const uint32_t* slots, 
                 uint32_t count, uint32_t kv_head, const tile_layout& to, block_id target,
                 uint32_t opened_end, recoding& recoded) {
     const row_mover mover{from, arena, slots, first_slot, count, kv_head};
-    mover.move(&tile_layout::keys, to, target, opened_end, recoded);
-    mover.move(&tile_layout::values, to, target, opened_end, recoded);
+    mover.move(&tile_layout::keys, to, target, opened_end, recoded.saturated_keys, recoded);
+    mover.move(&tile_layout::values, to, target, opened_end, recoded.saturated_values, recoded);
 }
 
 }  // namespace kvrt

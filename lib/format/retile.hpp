@@ -1,8 +1,8 @@
 // Moving rows of one KV head into a block of another layout, or into another tile: what sealing,
-// opening and compacting the blocks of tile-local formats have in common.
+// opening and compacting the blocks of lanes with two layouts have in common.
 //
-// A row whose operand is stored alike in both layouts moves word by word. Any other is decoded and
-// coded, once per move.
+// A row whose operand is stored alike where it was and where it goes moves word by word. Any other
+// is decoded and coded, once per move.
 #pragma once
 
 #include "format/tile.hpp"
@@ -10,17 +10,21 @@
 
 namespace kvrt {
 
-/// Rows that left a tile and were coded again, and how far that moved them: a part of what is
+/// Rows that were coded before and are coded again, and how far that moved them: a part of what is
 /// reported, squares summed over their elements.
 struct recoding {
     uint64_t rows = 0;
     double squared_change = 0.0;
     double squared_rows = 0.0;
+    /// Elements of rows that were coded for the first time and saturated.
+    uint64_t saturated_keys = 0, saturated_values = 0;
 
     void add(const recoding& other) {
         rows += other.rows;
         squared_change += other.squared_change;
         squared_rows += other.squared_rows;
+        saturated_keys += other.saturated_keys;
+        saturated_values += other.saturated_values;
     }
     /// The same for totals that other threads add to, or read by load.
     void add_shared(const recoding& other);
@@ -42,9 +46,9 @@ struct block_run {
 };
 
 /// Fills slots [0, count) of the block `target`, which has the layout `to`, for one KV head: slot i
-/// is a copy of slots[i] of the run, or of first_slot + i where slots is null. A sealed layout
-/// takes whole blocks only. Rows in slots below opened_end of the run were in a tile before; what
-/// coding them again does to them is added to `recoded`. The target may be the block of slots[0],
+/// is a copy of slots[i] of the run, or of first_slot + i where slots is null. Tiles take whole
+/// blocks only. Rows in slots below opened_end of the run were coded before; what coding them again
+/// does to them is added to `recoded`. The target may be the block of slots[0],
 /// if no slot that is still needed afterwards lies in it.
 void fill_block(const block_run& from, std::byte* arena, const uint32_t* slots, uint32_t first_slot,
                 uint32_t count, uint32_t kv_head, const tile_layout& to, block_id target,

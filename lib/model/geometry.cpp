@@ -99,29 +99,87 @@ uint32_t lanes_of(const kv_layer& layer) {
     return (layer.flags & KV_LAYER_LANE_PER_HEAD) != 0 ? layer.kv_heads : 1;
 }
 
+/// How rows of a lane are stored, where they are written and where they end.
+struct lane_formats {
+    const format_description* written_keys = nullptr;
+    const format_description* written_values = nullptr;
+    const format_description* keys = nullptr;
+    const format_description* values = nullptr;
+    const kv_storage* key_storage = nullptr;
+    const kv_storage* value_storage = nullptr;
+};
+
+status check_demotion(const kv_layer& layer, uint32_t index, const lane_formats& formats) {
+    if (!formats.written_keys->plain() || !formats.written_values->plain()) {
+        return fail(KV_UNSUPPORTED,
+                    "layer {}: key_format {} and value_format {} with a demoted format: rows are "
+                    "coded once, so they are to be F32, F16 or BF16 before",
+                    index, formats.written_keys->name, formats.written_values->name);
+    }
+    for (const format_description* format : {formats.keys, formats.values}) {
+        if (format->kind != format_class::tile_local && !format->needs_positions) continue;
+        return fail(KV_UNSUPPORTED,
+                    "layer {}: demotion to {}: not to tile-local formats or AFFINE4, whose rows "
+                    "do not move one by one",
+                    index, format->name);
+    }
+    if (layer.demote_after > max_demote_after) {
+        return fail(KV_INVALID, "layer {}: demote_after {} goes up to {}", index,
+                    layer.demote_after, max_demote_after);
+    }
+    return KV_OK;
+}
+
+status resolve_formats(const kv_layer& layer, uint32_t index, lane_formats& out) {
+    KVRT_TRY(resolve_format(layer.key_format, operand_role::keys, index, out.keys));
+    KVRT_TRY(resolve_format(layer.value_format, operand_role::values, index, out.values));
+    out.key_storage = layer.key_storage;
+    out.value_storage = layer.value_storage;
+    if (layer.demoted_key_format == KV_FORMAT_DEFAULT) {
+        if (layer.demoted_value_format != KV_FORMAT_DEFAULT || layer.demote_after != 0 ||
+            layer.demoted_key_storage != nullptr || layer.demoted_value_storage != nullptr) {
+            return fail(KV_INVALID,
+                        "layer {}: demotion without demoted_key_format: name key_format there if "
+                        "keys are to stay as they are",
+                        index);
+        }
+        out.written_keys = &written_format(*out.keys);
+        out.written_values = &written_format(*out.values);
+        return KV_OK;
+    }
+    out.written_keys = out.keys;
+    out.written_values = out.values;
+    const uint32_t demoted_values = layer.demoted_value_format != KV_FORMAT_DEFAULT
+                                        ? layer.demoted_value_format
+                                        : layer.demoted_key_format;
+    KVRT_TRY(resolve_format(layer.demoted_key_format, operand_role::keys, index, out.keys));
+    KVRT_TRY(resolve_format(demoted_values, operand_role::values, index, out.values));
+    out.key_storage = layer.demoted_key_storage;
+    out.value_storage = layer.demoted_value_storage;
+    return check_demotion(layer, index, out);
+}
+
 /// Fills the lanes of a layer: the first, and the others like it.
 status describe_lanes(const kv_layer& layer, uint32_t index, tile_order order, model_geometry& out,
                       float*& next_value, lane_geometry* lanes) {
     const uint32_t lane_count = lanes_of(layer);
     const uint32_t kv_heads = layer.kv_heads / lane_count;
     lane_geometry& lane = lanes[0];
-    const format_description* key_format = nullptr;
-    const format_description* value_format = nullptr;
-    KVRT_TRY(resolve_format(layer.key_format, operand_role::keys, index, key_format));
-    KVRT_TRY(resolve_format(layer.value_format, operand_role::values, index, value_format));
+    lane_formats formats;
+    KVRT_TRY(resolve_formats(layer, index, formats));
     lane.layer = index;
     lane.kv_heads = kv_heads;
     lane.window = layer.window;
     lane.window_sinks = layer.window_sinks;
     lane.first_counter = out.counters;
     out.counters += 2 * layer.kv_heads;
-    KVRT_TRY(check_tile(*key_format, "key_format", out.block_tokens, index));
-    KVRT_TRY(check_tile(*value_format, "value_format", out.block_tokens, index));
-    const format_description& written_keys = written_format(*key_format);
-    const format_description& written_values = written_format(*value_format);
-    const uint64_t bytes =
-        uint64_t{out.block_tokens} * kv_heads *
-        (record_bytes(written_keys, layer.key_dim) + record_bytes(written_values, layer.value_dim));
+    lane.demotes = layer.demoted_key_format != KV_FORMAT_DEFAULT;
+    lane.demote_after = layer.demote_after != 0 ? layer.demote_after : never_demoted;
+    KVRT_TRY(check_tile(*formats.keys, "key_format", out.block_tokens, index));
+    KVRT_TRY(check_tile(*formats.values, "value_format", out.block_tokens, index));
+    const uint64_t bytes = uint64_t{out.block_tokens} * kv_heads *
+                           (record_bytes(*formats.written_keys, layer.key_dim) +
+                            record_bytes(*formats.written_values, layer.value_dim));
     if (bytes + guard_bytes > slab_bytes) {
         return fail(KV_UNSUPPORTED,
                     "layer {}: a block of {} tokens takes {} bytes, more than a slab of {}: use a "
@@ -132,15 +190,31 @@ status describe_lanes(const kv_layer& layer, uint32_t index, tile_order order, m
         return make_tile_layout(order, out.block_tokens, kv_heads, layer.key_dim, layer.value_dim,
                                 keys, values);
     };
-    lane.sealed_layout = layout_of(*key_format, *value_format);
-    KVRT_TRY(take_storage(layer.key_storage, layer.kv_heads, "key_storage", index, next_value,
+    lane.sealed_layout = layout_of(*formats.keys, *formats.values);
+    lane.layout = layout_of(*formats.written_keys, *formats.written_values);
+    if (lane.demotes) {  // what plain formats say of storage is nothing, and is to be that
+        KVRT_TRY(take_storage(layer.key_storage, layer.kv_heads, "key_storage", index, next_value,
+                              lane.layout.keys));
+        KVRT_TRY(take_storage(layer.value_storage, layer.kv_heads, "value_storage", index,
+                              next_value, lane.layout.values));
+    }
+    const char* key_field = lane.demotes ? "demoted_key_storage" : "key_storage";
+    const char* value_field = lane.demotes ? "demoted_value_storage" : "value_storage";
+    KVRT_TRY(take_storage(formats.key_storage, layer.kv_heads, key_field, index, next_value,
                           lane.sealed_layout.keys));
-    KVRT_TRY(take_storage(layer.value_storage, layer.kv_heads, "value_storage", index, next_value,
+    KVRT_TRY(take_storage(formats.value_storage, layer.kv_heads, value_field, index, next_value,
                           lane.sealed_layout.values));
-    lane.layout = layout_of(written_keys, written_values);
     lane.layout.keys.share_constants(lane.sealed_layout.keys);
     lane.layout.values.share_constants(lane.sealed_layout.values);
-    lane.seals = lane.sealed_layout.keys.tiled() || lane.sealed_layout.values.tiled();
+    lane.seals =
+        lane.demotes || lane.sealed_layout.keys.tiled() || lane.sealed_layout.values.tiled();
+    if (lane.demotes && lane.sealed_layout.block_bytes >= lane.layout.block_bytes) {
+        return fail(KV_INVALID,
+                    "layer {}: blocks demoted to {} and {} take {} bytes, others {}: nothing is "
+                    "saved",
+                    index, formats.keys->name, formats.values->name, lane.sealed_layout.block_bytes,
+                    lane.layout.block_bytes);
+    }
     const uint32_t positions = kv_heads * out.block_tokens;
     KVRT_TRY(find_class(lane.layout.block_bytes, positions, out, lane.class_index));
     KVRT_TRY(find_class(lane.sealed_layout.block_bytes, positions, out, lane.sealed_class_index));
@@ -281,8 +355,12 @@ status describe_model(const kv_model* model_argument, uint32_t block_tokens, til
     KVRT_TRY(make_turnings(allocator, out));
     for (lane_geometry& lane : out.lanes) {
         const rope_description& rope = out.layers[lane.layer].rope;
-        lane.key_identity = operand_identity(lane.sealed_layout.keys, lane.kv_heads, rope);
-        lane.value_identity = operand_identity(lane.sealed_layout.values, lane.kv_heads, rope);
+        const auto identity = [&](operand_layout tile_layout::*operand) {
+            const operand_layout* written = lane.demotes ? &(lane.layout.*operand) : nullptr;
+            return operand_identity(lane.sealed_layout.*operand, lane.kv_heads, rope, written);
+        };
+        lane.key_identity = identity(&tile_layout::keys);
+        lane.value_identity = identity(&tile_layout::values);
     }
     return KV_OK;
 }

@@ -4,8 +4,9 @@
 //   layer   what attends: heads, scale, window, biases. A layer that shares another's cache points
 //           to the owner's lanes and stores nothing.
 //   lane    what stores: one per owning layer, or one for each of its KV heads; has a block class
-//           and a tile layout. With a tile-local format it has two of each: blocks are written raw,
-//           and sealed when full. Lanes of a layer follow each other, by KV head.
+//           and a tile layout. With a tile-local format, or where older blocks are demoted to a
+//           smaller one, it has two of each: blocks are written in one, and sealed into the other
+//           when they are full, or old. Lanes of a layer follow each other, by KV head.
 //   class   all lanes whose blocks have the same number of bytes.
 #pragma once
 
@@ -24,6 +25,8 @@ inline constexpr uint32_t max_lanes = 8191;  ///< of a model
 inline constexpr uint32_t min_head_dim = 32;
 inline constexpr uint32_t max_head_dim = 256;
 inline constexpr uint32_t head_dim_multiple = 8;
+inline constexpr uint32_t max_demote_after = 1u << 30;
+inline constexpr uint32_t never_demoted = ~uint32_t{0};
 
 /// Where a KV head of a layer is stored.
 struct head_place {
@@ -71,6 +74,9 @@ struct lane_geometry {
     bool seals = false;  ///< what follows differs from how rows are written
     tile_layout sealed_layout;
     uint32_t sealed_class_index = 0;
+    /// Sealing is demotion to a token-local format: of blocks behind the newest so many slots.
+    bool demotes = false;
+    uint32_t demote_after = 0;  ///< never_demoted: only when asked
 };
 
 struct model_geometry {

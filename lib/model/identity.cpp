@@ -28,7 +28,7 @@ struct hasher {
 }  // namespace
 
 uint64_t operand_identity(const operand_layout& operand, uint32_t kv_heads,
-                          const rope_description& rope) {
+                          const rope_description& rope, const operand_layout* written) {
     hasher hash;
     for (const uint32_t field : {version, operand.format->id, kv_heads, operand.dim,
                                  operand.tile_tokens, operand.rotated ? 1u : 0u}) {
@@ -46,6 +46,7 @@ uint64_t operand_identity(const operand_layout& operand, uint32_t kv_heads,
             hash.put(rope.inverse_frequencies[band]);
         }
     }
+    if (written != nullptr) hash.put(written->format->id);
     return XXH3_64bits_digest(&hash.state);
 }
 

@@ -9,8 +9,8 @@ namespace kvrt {
 
 /// XXH3 of format, dimensions, tokens of a tile, rotation, static scales and channel constants of
 /// an operand, and of `rope` where the format turns keys back. Where rows lie in a block does not
-/// count.
+/// count. `written`: how rows are stored before they are demoted to this.
 uint64_t operand_identity(const operand_layout& operand, uint32_t kv_heads,
-                          const rope_description& rope);
+                          const rope_description& rope, const operand_layout* written = nullptr);
 
 }  // namespace kvrt

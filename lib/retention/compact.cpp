@@ -169,8 +169,7 @@ status check_sets(const round_plan& plan) {
     return KV_OK;
 }
 
-status check_room(const round_plan& plan) {
-    uint64_t needed[max_block_classes] = {};
+void bound_fresh(const round_plan& plan, uint64_t* needed) {
     for (uint32_t lane = 0; lane < plan.store.model.lanes.size(); ++lane) {
         if (!plan.chosen(lane)) continue;
         if (plan.store.model.lanes[lane].seals) {
@@ -179,7 +178,17 @@ status check_room(const round_plan& plan) {
             bound_fresh_blocks(plan, lane, needed);
         }
     }
-    if (plan.store.blocks.can_allocate(needed, false)) return KV_OK;
+}
+
+status check_room(round_plan& plan) {
+    for (const bool stays_demoted : {false, true}) {
+        uint64_t needed[max_block_classes] = {};
+        plan.stays_demoted = stays_demoted;
+        bound_fresh(plan, needed);
+        if (plan.store.blocks.can_allocate(needed, false)) return KV_OK;
+    }
+    uint64_t needed[max_block_classes] = {};
+    bound_fresh(plan, needed);
     return fail(KV_AGAIN,
                 "kv_compress: blocks that others read stay as they are, and tiles of other tokens "
                 "end in a raw block, so {} fresh ones are needed for the survivors; {} bytes are "

@@ -10,7 +10,7 @@
 #include "retention/allocate.hpp"
 #include "retention/observations.hpp"
 #include "retention/statistics.hpp"
-#include "sequence/cache.hpp"
+#include "sequence/seal.hpp"
 
 namespace kvrt {
 
@@ -104,12 +104,13 @@ void reset_history(const cache& store, retention_context& context, const sequenc
 void copy_history(const cache& store, retention_context& context, const sequence& from,
                   const sequence& to);
 
-/// While more than `watermark` bytes of the arena are pinned: rounds of the policies of sequences
-/// outside of open steps, that of the one that retains most above its budget first. Adds to the
-/// report of a step's end.
+/// While more than `watermark` bytes of the arena are pinned: sequences outside of open steps
+/// demote what they can, the one that saves most first; then rounds of their policies run, that of
+/// the one that retains most above its budget first. Adds to the report of a step's end.
 struct pressure_report {
     uint64_t rounds = 0;
     returned_blocks returned;
+    demotion demoted;
 };
 void relieve_pressure(cache& store, retention_context& context, uint64_t watermark,
                       pressure_report& report);

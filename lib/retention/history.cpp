@@ -62,36 +62,60 @@ void copy_history(const cache& store, retention_context& context, const sequence
                 &blocks_returned_of(store, context, to, 0));
 }
 
-void relieve_pressure(cache& store, retention_context& context, uint64_t watermark,
-                      pressure_report& report) {
-    // Each sequence is asked once, so that one that cannot give does not keep the others from it.
+/// The sequence outside of open steps that was not asked yet and of which most(sequence) is
+/// largest, and not 0; null where there is none.
+template <class callable>
+static sequence* ask_next(cache& store, const callable& most) {
+    sequence* chosen = nullptr;
+    uint64_t largest = 0;
+    for (sequence& owner : store.sequences) {
+        if (!owner.alive || owner.in_step || owner.asked_under_pressure) continue;
+        const uint64_t here = most(owner);
+        if (here <= largest) continue;
+        largest = here;
+        chosen = &owner;
+    }
+    if (chosen != nullptr) chosen->asked_under_pressure = true;
+    return chosen;
+}
+
+/// Calls give(sequence) while the watermark is passed. Each sequence is asked once, so that one
+/// that cannot give does not keep the others from it.
+template <class callable, class giving>
+static void ask_all(cache& store, uint64_t watermark, const callable& most, const giving& give) {
     for (sequence& owner : store.sequences) owner.asked_under_pressure = false;
     while (store.blocks.totals().pinned_bytes > watermark) {
-        sequence* chosen = nullptr;
-        uint64_t most = 0;
-        for (sequence& owner : store.sequences) {
-            if (!owner.alive || owner.in_step || !owner.has_policy || owner.asked_under_pressure) {
-                continue;
-            }
-            const uint64_t above = tokens_above_budget(store, owner);
-            if (above > most) {
-                most = above;
-                chosen = &owner;
-            }
-        }
+        sequence* chosen = ask_next(store, most);
         if (chosen == nullptr) return;
-        chosen->asked_under_pressure = true;
+        give(*chosen);
+        store.blocks.collect(store.fences);
+    }
+}
+
+void relieve_pressure(cache& store, retention_context& context, uint64_t watermark,
+                      pressure_report& report) {
+    if (store.any_seals) {
+        ask_all(
+            store, watermark, [&](const sequence& owner) { return bytes_to_demote(store, owner); },
+            [&](sequence& owner) {
+                report.demoted.add(seal_blocks(store, owner, seal_reach::all));
+                measure_room(store, owner);
+            });
+    }
+    const auto above = [&](const sequence& owner) {
+        return owner.has_policy ? tokens_above_budget(store, owner) : 0;
+    };
+    ask_all(store, watermark, above, [&](sequence& owner) {
         compaction_report round;
-        const status verdict = compact_sequence(store, context, *chosen, chosen->policy, round);
+        const status verdict = compact_sequence(store, context, owner, owner.policy, round);
         if (verdict < 0 || round.outcome != KV_COMPRESS_DONE) {
-            ++chosen->rounds_skipped;
-            continue;
+            ++owner.rounds_skipped;
+            return;
         }
         ++report.rounds;
         report.returned.blocks += round.returned.blocks;
         report.returned.bytes += round.returned.bytes;
-        store.blocks.collect(store.fences);
-    }
+    });
 }
 
 }  // namespace kvrt

@@ -14,6 +14,9 @@ struct round_plan {
     const kv_policy& policy;
     uint32_t selection = KV_SELECT_PER_LAYER_PER_HEAD;  ///< resolved
     uint64_t recent = 0;  ///< resolved: the newest so many positions stay
+    /// As many blocks at the front stay demoted as there are, also where others' rows come: blocks
+    /// for these are missing.
+    bool stays_demoted = false;
 
     bool chosen(uint32_t lane) const { return context.chosen_lanes[lane] != 0; }
     uint32_t keep(uint32_t lane) const { return context.keep[lane]; }
@@ -127,7 +130,7 @@ void bound_fresh_blocks(const round_plan& plan, uint32_t lane, uint64_t* needed)
 /// Moves the survivors of a layer's chosen lanes to their front, and drops what is left over.
 void compact_lanes(const round_plan& plan, const layer_geometry& layer, compaction_report& report);
 
-/// The same for lanes with tile-local formats, whose survivors are coded anew, once.
+/// The same for lanes with two layouts: survivors of tile-local formats are coded anew, once.
 void bound_fresh_tiles(const round_plan& plan, uint32_t lane, uint64_t* needed);
 void compact_tiles(const round_plan& plan, const layer_geometry& layer, compaction_report& report);
 

@@ -2,7 +2,26 @@
 
 #include <algorithm>
 
+#include "sequence/seal.hpp"
+
 namespace kvrt {
+
+namespace {
+
+/// Tokens that can be appended before a block is sealed, which takes another; none where one is
+/// due, or must be opened first.
+uint32_t room_until_sealed(const cache& store, const lane_state& state, uint32_t lane) {
+    const lane_geometry& geometry = store.model.lanes[lane];
+    const uint32_t block_tokens = store.model.block_tokens;
+    const bool opens = state.slots % block_tokens != 0 && state.sealed_blocks == state.blocks;
+    if (opens || blocks_to_seal(store, state, lane, state.slots) != 0) return 0;
+    const uint32_t after = geometry.demotes ? geometry.demote_after : 0;
+    const uint64_t next = (uint64_t{state.sealed_blocks} + 1) * block_tokens + after;
+    // Past that it is not due: others read the block.
+    return next > state.slots ? static_cast<uint32_t>(next - 1 - state.slots) : max_demote_after;
+}
+
+}  // namespace
 
 void measure_room(const cache& store, sequence& owner) {
     const uint32_t block_tokens = store.model.block_tokens;
@@ -16,11 +35,7 @@ void measure_room(const cache& store, sequence& owner) {
             room = 0;
         }
         if (store.model.lanes[lane].seals && room != 0) {
-            // A token that fills its block has it sealed, which takes another; so does a tile that
-            // must be opened first.
-            const uint32_t full = state.slots / block_tokens;
-            const bool settled = full == state.sealed_blocks;
-            room = settled ? std::min(room, block_tokens - 1 - state.slots % block_tokens) : 0;
+            room = std::min(room, room_until_sealed(store, state, lane));
         }
     }
     owner.room = room;

@@ -1,6 +1,7 @@
 #include "sequence/seal.hpp"
 
 #include <algorithm>
+#include <atomic>
 
 namespace kvrt {
 
@@ -24,13 +25,13 @@ void fill_head(cache& store, const sequence& owner, uint32_t lane, uint32_t head
     recoding recoded;
     fill_block(blocks_of(store, owner, lane), store.blocks.arena(), nullptr, first_slot, count,
                head, to, target, opened_end, recoded);
-    if (recoded.rows != 0) recoded_of(store, lane)[head].add_shared(recoded);
+    count_recoding(store, lane, head, recoded);
 }
 
 /// A block to seal the next one of a lane into; no_block if there is none, or nothing to seal.
-block_id next_sealed(cache& store, const sequence& owner, uint32_t lane) {
+block_id next_sealed(cache& store, const sequence& owner, uint32_t lane, seal_reach reach) {
     const lane_state& state = owner.lanes[lane];
-    if (blocks_to_seal(store, state, lane, state.slots) == 0) return no_block;
+    if (blocks_to_seal(store, state, lane, state.slots, reach) == 0) return no_block;
     const uint32_t sealed_class = store.model.lanes[lane].sealed_class_index;
     uint64_t needed[max_block_classes] = {};
     needed[sealed_class] = 1;
@@ -38,7 +39,8 @@ block_id next_sealed(cache& store, const sequence& owner, uint32_t lane) {
     return store.blocks.allocate(sealed_class);
 }
 
-void put_sealed(cache& store, sequence& owner, uint32_t lane, block_id target) {
+void put_sealed(cache& store, sequence& owner, uint32_t lane, block_id target, demotion& demoted) {
+    const lane_geometry& geometry = store.model.lanes[lane];
     lane_state& state = owner.lanes[lane];
     const uint32_t index = state.sealed_blocks;
     const block_id source = state.table[index];
@@ -47,17 +49,21 @@ void put_sealed(cache& store, sequence& owner, uint32_t lane, block_id target) {
     state.table[index] = target;
     ++state.sealed_blocks;
     state.opened_slots = 0;
-    returned_blocks raw;  // no less is retained: nobody is told
+    returned_blocks raw;
     drop_block(store, source, owner.last_fence, raw);
+    if (!geometry.demotes) return;
+    ++demoted.blocks;
+    demoted.bytes += geometry.layout.block_bytes - geometry.sealed_layout.block_bytes;
 }
 
 /// A block of each of the layer's lanes at a time, so that threads share out all KV heads. False
 /// when none was left to seal, or no block to seal one into.
-bool seal_next_blocks(cache& store, sequence& owner, const layer_geometry& layer) {
+bool seal_next_blocks(cache& store, sequence& owner, const layer_geometry& layer, seal_reach reach,
+                      demotion& demoted) {
     block_id targets[max_heads];
     bool any = false;
     for (uint32_t i = 0; i < layer.lanes; ++i) {
-        targets[i] = next_sealed(store, owner, layer.first_lane + i);
+        targets[i] = next_sealed(store, owner, layer.first_lane + i, reach);
         any = any || targets[i] != no_block;
     }
     if (!any) return false;
@@ -73,20 +79,63 @@ bool seal_next_blocks(cache& store, sequence& owner, const layer_geometry& layer
                   first_slot + state.opened_slots);
     });
     for (uint32_t i = 0; i < layer.lanes; ++i) {
-        if (targets[i] != no_block) put_sealed(store, owner, layer.first_lane + i, targets[i]);
+        if (targets[i] == no_block) continue;
+        put_sealed(store, owner, layer.first_lane + i, targets[i], demoted);
     }
     return true;
 }
 
 }  // namespace
 
-void seal_full_blocks(cache& store, sequence& owner) {
-    if (!store.any_seals || !store.fences.passed(owner.last_fence)) return;
+void count_recoding(cache& store, uint32_t lane, uint32_t head, const recoding& recoded) {
+    if (recoded.rows != 0) recoded_of(store, lane)[head].add_shared(recoded);
+    const saturation_counts saturated = saturation_of(store, lane);
+    const auto count = [head](uint64_t* counts, uint64_t more) {
+        if (more == 0) return;
+        std::atomic_ref(counts[head]).fetch_add(more, std::memory_order_relaxed);
+    };
+    count(saturated.keys, recoded.saturated_keys);
+    count(saturated.values, recoded.saturated_values);
+}
+
+uint32_t blocks_to_seal(const cache& store, const lane_state& state, uint32_t lane, uint32_t slots,
+                        seal_reach reach) {
+    const lane_geometry& geometry = store.model.lanes[lane];
+    if (!geometry.seals) return 0;
+    const uint32_t block_tokens = store.model.block_tokens;
+    // A partly filled sealed block is opened before anything is appended.
+    const uint32_t sealed = std::min(state.sealed_blocks, state.slots / block_tokens);
+    uint32_t full = slots / block_tokens;
+    if (geometry.demotes) {
+        if (reach == seal_reach::due) {
+            full = (slots - std::min(slots, geometry.demote_after)) / block_tokens;
+        }
+        if (sealed < state.blocks && store.blocks.references(state.table[sealed]) > 1) return 0;
+    }
+    return full - std::min(full, sealed);
+}
+
+uint64_t bytes_to_demote(const cache& store, const sequence& owner) {
+    uint64_t bytes = 0;
+    for (uint32_t lane = 0; lane < store.model.lanes.size(); ++lane) {
+        const lane_geometry& geometry = store.model.lanes[lane];
+        if (!geometry.demotes) continue;
+        const lane_state& state = owner.lanes[lane];
+        const uint64_t saved = geometry.layout.block_bytes - geometry.sealed_layout.block_bytes;
+        bytes += saved * blocks_to_seal(store, state, lane, state.slots, seal_reach::all);
+    }
+    return bytes;
+}
+
+demotion seal_blocks(cache& store, sequence& owner, seal_reach reach) {
+    demotion demoted;
+    if (!store.any_seals || !store.fences.passed(owner.last_fence)) return demoted;
     for (const layer_geometry& layer : store.model.layers) {
         if (!layer.stores || !store.model.lanes[layer.first_lane].seals) continue;
-        while (seal_next_blocks(store, owner, layer)) {
+        while (seal_next_blocks(store, owner, layer, reach, demoted)) {
         }
     }
+    return demoted;
 }
 
 void open_tail(cache& store, const sequence& owner, uint32_t lane, block_id target) {

@@ -1,5 +1,5 @@
-// Blocks of tile-local formats: written raw, sealed into tiles once they are full, opened again
-// where a sequence that went back goes on inside one.
+// Blocks of lanes with two layouts: written in one, sealed into the other once they are full
+// (tiles) or old (demotion), opened again where a sequence that went back goes on inside one.
 #pragma once
 
 #include "format/retile.hpp"
@@ -10,19 +10,35 @@ namespace kvrt {
 /// The blocks of a lane, for fill_block.
 block_run blocks_of(const cache& store, const sequence& owner, uint32_t lane);
 
-/// Full blocks of a lane that are not sealed yet, when `slots` are retained.
-inline uint32_t blocks_to_seal(const cache& store, const lane_state& state, uint32_t lane,
-                               uint32_t slots) {
-    if (!store.model.lanes[lane].seals) return 0;
-    const uint32_t full = slots / store.model.block_tokens;
-    // A partly filled sealed block is opened before anything is appended.
-    const uint32_t sealed = std::min(state.sealed_blocks, state.slots / store.model.block_tokens);
-    return full - std::min(full, sealed);
-}
+/// What sealing is to reach: what the lane's geometry says, or all full blocks that can be demoted.
+enum class seal_reach { due, all };
 
-/// Seals the full blocks of all lanes, as far as there are blocks to seal them into and no reader
+/// Full blocks of a lane that are not sealed yet and should be, when `slots` are retained. What
+/// others read is not demoted, since it would stay beside its copy.
+uint32_t blocks_to_seal(const cache& store, const lane_state& state, uint32_t lane, uint32_t slots,
+                        seal_reach reach = seal_reach::due);
+
+/// Blocks that were sealed, and how many bytes fewer they take. Of tile-local formats nothing is
+/// counted: no less is retained.
+struct demotion {
+    uint64_t blocks = 0;
+    uint64_t bytes = 0;
+
+    void add(const demotion& other) {
+        blocks += other.blocks;
+        bytes += other.bytes;
+    }
+};
+
+/// Seals blocks_to_seal of all lanes, as far as there are blocks to seal them into and no reader
 /// or writer of the raw ones is left. Those blocks go back to the allocator.
-void seal_full_blocks(cache& store, sequence& owner);
+demotion seal_blocks(cache& store, sequence& owner, seal_reach reach = seal_reach::due);
+
+/// Bytes that sealing all blocks that could be demoted would save.
+uint64_t bytes_to_demote(const cache& store, const sequence& owner);
+
+/// Counts what moving rows of a KV head between layouts did to them.
+void count_recoding(cache& store, uint32_t lane, uint32_t head, const recoding& recoded);
 
 /// Copies the last block of a lane's table, which is sealed and partly filled, to the raw `target`.
 void open_tail(cache& store, const sequence& owner, uint32_t lane, block_id target);

@@ -84,7 +84,7 @@ void settle_item(step& target, uint32_t item_index, kv_step_report& report) {
     returned_blocks slid;
     slide_windows(store, owner, slid);
     if (item.grew) {
-        seal_full_blocks(store, owner);
+        target.demoted.add(seal_blocks(store, owner));
         measure_room(store, owner);
     } else {
         owner.room -= std::min(owner.room, item.accepted);  // a fork meanwhile took it all
@@ -176,9 +176,12 @@ status step_end(step& target, kv_step_report& report) {
         pressure_report relief;
         relieve_pressure(store, *target.context->retention, store.limits.pressure_bytes, relief);
         report.pressure_rounds = relief.rounds;
+        target.demoted.add(relief.demoted);
         report.blocks_returned += relief.returned.blocks;
         report.bytes_returned += relief.returned.bytes;
     }
+    report.demoted_blocks = target.demoted.blocks;
+    report.demoted_bytes = target.demoted.bytes;
     return KV_OK;
 }
 

@@ -77,6 +77,20 @@ void describe(const exporter& from) {
     tables.sealed_value_offset = sealed.values.offset;
     tables.sealed_key_head_bytes = sealed.keys.tile_at(1) - sealed.keys.offset;
     tables.sealed_value_head_bytes = sealed.values.tile_at(1) - sealed.values.offset;
+    tables.sealed_key_words = sealed.keys.words;
+    tables.sealed_value_words = sealed.values.words;
+    tables.sealed_key_word_bytes = sealed.keys.word_bytes;
+    tables.sealed_value_word_bytes = sealed.values.word_bytes;
+    tables.sealed_key_stride_group = sealed.keys.group_stride;
+    tables.sealed_key_stride_slot = sealed.keys.slot_stride;
+    tables.sealed_key_stride_head = sealed.keys.head_stride;
+    tables.sealed_key_stride_dim = sealed.keys.word_stride;
+    tables.sealed_value_stride_group = sealed.values.group_stride;
+    tables.sealed_value_stride_slot = sealed.values.slot_stride;
+    tables.sealed_value_stride_head = sealed.values.head_stride;
+    tables.sealed_value_stride_dim = sealed.values.word_stride;
+    tables.sealed_key_scales = sealed.keys.scales;
+    tables.sealed_value_scales = sealed.values.scales;
     tables.key_identity = from.lane.key_identity;
     tables.value_identity = from.lane.value_identity;
 }

@@ -159,7 +159,7 @@ status step_reserve(step& target, kv_reserve_report& report) {
     store.blocks.collect(store.fences);
     // What could not be sealed yet: with host fences, the blocks of the step before.
     for (uint32_t i = 0; i < target.item_count; ++i) {
-        seal_full_blocks(store, *target.arrays->items[i].owner);
+        target.demoted.add(seal_blocks(store, *target.arrays->items[i].owner));
     }
     uint64_t needed[max_block_classes] = {};
     const status verdict = judge_items(target, needed, report);

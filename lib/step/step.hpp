@@ -73,6 +73,7 @@ struct step {
     uint32_t place = 0;   ///< which storage
     uint32_t item_count = 0;
     uint32_t rows = 0;
+    demotion demoted;  ///< when it was reserved
 };
 
 /// Opens `target`. LIMIT when two are open.

@@ -25,6 +25,9 @@ struct shape {
     uint32_t kv_heads = 2, dim = 64;
     uint32_t window = 0;
     uint32_t group = 2;  ///< query heads of a KV head
+    uint32_t demoted_keys = 0, demoted_values = 0, demote_after = 0;
+    bool demoted_rotated = false;
+    bool lane_per_head = false;
 };
 
 inline constexpr uint32_t window_sinks = 3;
@@ -35,6 +38,7 @@ struct pool_options {
     uint32_t layout = KV_LAYOUT_NATIVE;
     uint32_t slabs = 16;
     uint32_t max_tokens = 1024;
+    uint32_t pressure_percent = 0;
 };
 
 inline void ok(kv_status status) {
@@ -63,6 +67,8 @@ struct world {
     kv_pool* pool = nullptr;
 
     world(std::vector<shape> layers, const pool_options& options) : shapes(std::move(layers)) {
+        kv_storage rotated = KV_INIT(kv_storage);
+        rotated.flags = KV_STORAGE_ROTATE;
         std::vector<kv_layer> model_layers;
         for (const shape& one : shapes) {
             kv_layer layer = KV_INIT(kv_layer);
@@ -73,6 +79,13 @@ struct world {
             layer.value_format = one.value_format;
             layer.window = one.window;
             layer.window_sinks = one.window != 0 ? window_sinks : 0;
+            layer.demoted_key_format = one.demoted_keys;
+            layer.demoted_value_format = one.demoted_values;
+            layer.demote_after = one.demote_after;
+            if (one.demoted_rotated) {
+                layer.demoted_key_storage = layer.demoted_value_storage = &rotated;
+            }
+            if (one.lane_per_head) layer.flags = KV_LAYER_LANE_PER_HEAD;
             model_layers.push_back(layer);
         }
         kv_model model = KV_INIT(kv_model);
@@ -87,6 +100,7 @@ struct world {
         config.max_tokens_per_sequence = options.max_tokens;
         config.max_step_tokens = 512;
         config.threads = 2;
+        config.pressure_percent = options.pressure_percent;
         ok(kv_pool_create(&config, &model, &pool));
     }
     ~world() { kv_pool_release(pool); }
@@ -121,7 +135,7 @@ struct world {
 
     /// One step of `count` tokens of which `accepted` stay; cancelled if that is asked.
     kv_status step(kv_seq seq, uint32_t seed, uint32_t count, uint32_t accepted,
-                   bool cancel = false) const {
+                   bool cancel = false, kv_step_report* report = nullptr) const {
         kv_step* open = nullptr;
         ok(kv_step_begin(pool, &open));
         kv_append_info info = KV_INIT(kv_append_info);
@@ -137,24 +151,29 @@ struct world {
             return KV_OK;
         }
         if (accepted != count) ok(kv_step_accept(open, seq, accepted));
-        ok(kv_step_end(open, nullptr));
+        ok(kv_step_end(open, report));
         return KV_OK;
     }
 
     const sequence& inside(kv_seq seq) const { return *pool->store.sequences.find(seq); }
-    const lane_state& lane(kv_seq seq, uint32_t layer) const { return inside(seq).lanes[layer]; }
+    head_place place(uint32_t layer, uint32_t head) const {
+        return pool->store.model.layers[layer].place_of(head);
+    }
+    const lane_state& lane(kv_seq seq, uint32_t layer, uint32_t head = 0) const {
+        return inside(seq).lanes[place(layer, head).lane];
+    }
 
     std::vector<float> stored(kv_seq seq, uint32_t layer, bool value, uint32_t head,
                               uint32_t slot) const {
-        const lane_geometry& geometry = pool->store.model.lanes[layer];
-        const lane_state& state = lane(seq, layer);
+        const lane_geometry& geometry = pool->store.model.lanes[place(layer, head).lane];
+        const lane_state& state = lane(seq, layer, head);
         const uint32_t tokens = pool->store.model.block_tokens;
         const tile_layout& layout =
             slot / tokens < state.sealed_blocks ? geometry.sealed_layout : geometry.layout;
         std::vector<float> row(shapes[layer].dim);
         read_row(value ? layout.values : layout.keys,
                  block_address(pool->store.blocks.arena(), state.table[slot / tokens]),
-                 slot % tokens, head, 0, row.data());
+                 slot % tokens, place(layer, head).head, 0, row.data());
         return row;
     }
 
