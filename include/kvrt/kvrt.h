@@ -272,13 +272,14 @@ typedef struct kv_layer {
        F16 or BF16 then. What is demoted stays so: compactions move its rows bit by bit; going back
        into it (kv_seq_truncate) and on codes the rest of that block again, which
        kv_layer_stats tells.
-       Blocks that others read are not demoted meanwhile. Rows of operands whose demoted form is
-       rotated are written rotated. */
+       Rows of operands whose demoted form is rotated are written rotated. */
     uint32_t demoted_key_format;   /* token-local, not AFFINE4; 0: nothing is demoted */
     uint32_t demoted_value_format; /* token-local, or value_format; 0: demoted_key_format's */
     uint32_t demote_after;         /* blocks behind the newest so many retained tokens are demoted
-                                      at the end of steps; 0: only under pressure
-                                      (kv_pool_config.pressure_percent), before policies evict */
+                                      at the end of steps and rounds; 0: only under pressure
+                                      (kv_pool_config.pressure_percent), before policies evict.
+                                      Under pressure all full blocks are, of sequences that have
+                                      most of them first, but for what other sequences read */
     uint32_t reserved1;
     const kv_storage *demoted_key_storage;   /* NULL: the format needs nothing more */
     const kv_storage *demoted_value_storage; /* NULL: the format needs nothing more */

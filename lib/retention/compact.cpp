@@ -383,6 +383,7 @@ status run(round_plan& plan, compaction_report& report) {
     ++plan.owner.rounds_run;
     ++plan.owner.compactions;
     report.outcome = KV_COMPRESS_DONE;
+    report.demoted = seal_blocks(plan.store, plan.owner);
     count_tokens(plan, report.tokens_after, report.tables_after);
     return KV_OK;
 }

@@ -88,6 +88,7 @@ struct compaction_report {
     recoding recoded;         ///< of tile-local formats
     double lost = 0.0;        ///< sum over heads_lost heads of what they lost of their attention
     uint64_t heads_lost = 0;  ///< KV heads that lost tokens
+    demotion demoted;         ///< of what is old now
 };
 
 status create_retention(cache& store, retention_context& context);

@@ -112,6 +112,7 @@ void relieve_pressure(cache& store, retention_context& context, uint64_t waterma
             ++owner.rounds_skipped;
             return;
         }
+        report.demoted.add(round.demoted);
         ++report.rounds;
         report.returned.blocks += round.returned.blocks;
         report.returned.bytes += round.returned.bytes;

@@ -15,10 +15,10 @@ uint32_t room_until_sealed(const cache& store, const lane_state& state, uint32_t
     const uint32_t block_tokens = store.model.block_tokens;
     const bool opens = state.slots % block_tokens != 0 && state.sealed_blocks == state.blocks;
     if (opens || blocks_to_seal(store, state, lane, state.slots) != 0) return 0;
-    const uint32_t after = geometry.demotes ? geometry.demote_after : 0;
-    const uint64_t next = (uint64_t{state.sealed_blocks} + 1) * block_tokens + after;
-    // Past that it is not due: others read the block.
-    return next > state.slots ? static_cast<uint32_t>(next - 1 - state.slots) : max_demote_after;
+    const uint64_t sealed = std::min(state.sealed_blocks, state.slots / block_tokens);
+    const uint64_t next =
+        (sealed + 1) * block_tokens + (geometry.demotes ? geometry.demote_after : 0);
+    return static_cast<uint32_t>(std::min<uint64_t>(next - 1 - state.slots, max_demote_after));
 }
 
 }  // namespace

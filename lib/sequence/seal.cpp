@@ -106,13 +106,14 @@ uint32_t blocks_to_seal(const cache& store, const lane_state& state, uint32_t la
     // A partly filled sealed block is opened before anything is appended.
     const uint32_t sealed = std::min(state.sealed_blocks, state.slots / block_tokens);
     uint32_t full = slots / block_tokens;
-    if (geometry.demotes) {
-        if (reach == seal_reach::due) {
-            full = (slots - std::min(slots, geometry.demote_after)) / block_tokens;
-        }
-        if (sealed < state.blocks && store.blocks.references(state.table[sealed]) > 1) return 0;
+    if (geometry.demotes && reach == seal_reach::due) {
+        full = (slots - std::min(slots, geometry.demote_after)) / block_tokens;
     }
-    return full - std::min(full, sealed);
+    full -= std::min(full, sealed);
+    if (reach == seal_reach::due) return full;
+    const auto is_shared = [&](block_id id) { return store.blocks.references(id) > 1; };
+    const block_id* next = state.table + sealed;
+    return static_cast<uint32_t>(std::find_if(next, next + full, is_shared) - next);
 }
 
 uint64_t bytes_to_demote(const cache& store, const sequence& owner) {

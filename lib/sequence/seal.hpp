@@ -10,11 +10,12 @@ namespace kvrt {
 /// The blocks of a lane, for fill_block.
 block_run blocks_of(const cache& store, const sequence& owner, uint32_t lane);
 
-/// What sealing is to reach: what the lane's geometry says, or all full blocks that can be demoted.
+/// What sealing is to reach: what is due by the lane's geometry and length alone, whoever else
+/// reads it; or, to save memory, all full blocks up to the first that others read, which would stay
+/// beside its copy.
 enum class seal_reach { due, all };
 
-/// Full blocks of a lane that are not sealed yet and should be, when `slots` are retained. What
-/// others read is not demoted, since it would stay beside its copy.
+/// Full blocks of a lane that are not sealed yet and are to be, when `slots` are retained.
 uint32_t blocks_to_seal(const cache& store, const lane_state& state, uint32_t lane, uint32_t slots,
                         seal_reach reach = seal_reach::due);
 

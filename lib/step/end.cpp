@@ -98,6 +98,7 @@ void run_round(step& target, sequence& owner, const kv_policy& policy, kv_step_r
     compaction_report round;
     const status verdict =
         compact_sequence(*target.context->store, *target.context->retention, owner, policy, round);
+    target.demoted.add(round.demoted);
     if (verdict < 0 || round.outcome != KV_COMPRESS_DONE) {
         ++owner.rounds_skipped;
         ++report.compactions_skipped;

@@ -17,18 +17,22 @@ bool same_storage(const configuration& a, const configuration& b) {
     return same(a.storage.keys, b.storage.keys) && same(a.storage.values, b.storage.values);
 }
 
-// The full cache first.
-std::vector<retention_caches::kind> kinds_of(std::span<const contender> contenders) {
-    std::vector<retention_caches::kind> kinds = {{observation::nothing, false, nullptr}};
+// Whether both are in the same cache, and there see their attention observed alike.
+bool same_cache(const retention_method& a, const retention_method& b) {
+    return a.lane_per_head() == b.lane_per_head() && a.demoted_format == b.demoted_format;
+}
+bool same_kind(const retention_method& a, const retention_method& b) {
+    return a.observes == b.observes && same_cache(a, b);
+}
+
+// A method of each kind, that of the full cache first.
+std::vector<const retention_method*> kinds_of(std::span<const contender> contenders) {
+    std::vector<const retention_method*> kinds = {&full_cache()};
     for (const contender& one : contenders) {
-        const retention_method& method = *one.method;
-        const bool known =
-            std::any_of(kinds.begin(), kinds.end(), [&](const retention_caches::kind& other) {
-                return other.observes == method.observes &&
-                       other.lane_per_head == method.lane_per_head();
-            });
-        if (!known) {
-            kinds.push_back({method.observes, method.lane_per_head(), &method});
+        if (std::none_of(kinds.begin(), kinds.end(), [&](const retention_method* other) {
+                return same_kind(*other, *one.method);
+            })) {
+            kinds.push_back(one.method);
         }
     }
     return kinds;
@@ -50,7 +54,7 @@ std::vector<cached_sequence> family::others() const {
 
 const cached_sequence& family::parent_of(const retention_method& method) const {
     const auto found = std::find_if(members.begin(), members.end(), [&](const member& one) {
-        return one.observes == method.observes && one.lane_per_head == method.lane_per_head();
+        return same_kind(*one.example, method);
     });
     return (found == members.end() ? members.front() : *found).sequence;
 }
@@ -62,18 +66,18 @@ outcome<retention_caches> retention_caches::create(const generate::llama_model& 
     retention_caches made;
     made.longest_ = room.tokens;
     made.kinds_ = kinds_of(contenders);
-    const bool lane_per_head = std::any_of(made.kinds_.begin(), made.kinds_.end(),
-                                           [](const kind& one) { return one.lane_per_head; });
-
     generate::cache_options limits;
     limits.most_tokens = static_cast<std::uint32_t>(room.tokens);
     limits.most_step_rows =
         static_cast<std::uint32_t>(room.rows + options.chunk * made.kinds_.size());
     limits.threads = options.threads;
-    const auto add = [&](const configuration& stored, bool per_head) -> outcome<nothing> {
+    const auto add = [&](const configuration& stored,
+                         const retention_method& example) -> outcome<nothing> {
         limits.storage = storage_of_layers(stored, model.config.layers);
         limits.key_channels = options.key_channels;
-        limits.lane_per_head = per_head;
+        limits.lane_per_head = example.lane_per_head();
+        limits.demoted_format = example.demoted_format;
+        limits.demote_after = example.demoted_format != 0 ? demote_after : 0;
         limits.most_sequences = static_cast<std::uint32_t>(room.forks + family_size(contenders));
         limits.most_observed = limits.most_sequences;
         auto cache = kv_cache::create(model.config, limits);
@@ -89,39 +93,63 @@ outcome<retention_caches> retention_caches::create(const generate::llama_model& 
         made.caches_.push_back(std::move(*cache));
         return nothing{};
     };
-    made.caches_.reserve(3);
-    if (auto done = add(reference_configuration(), false); !done) {
+    if (auto done = add(reference_configuration(), full_cache()); !done) {
         return done.failure();
     }
     if (!same_storage(options.stored, reference_configuration())) {
         made.stored_ = made.caches_.size();
-        if (auto done = add(options.stored, false); !done) {
+        if (auto done = add(options.stored, full_cache()); !done) {
             return done.failure();
         }
     }
-    if (lane_per_head) {
-        made.per_head_ = made.caches_.size();
-        if (auto done = add(options.stored, true); !done) {
+    for (const retention_method* one : made.kinds_) {
+        if (made.cache_of(*one) < made.caches_.size()) {
+            continue;
+        }
+        made.examples_.push_back(one);
+        if (auto done = add(options.stored, *one); !done) {
             return done.failure();
         }
     }
     return made;
 }
 
+// The number of caches, if there is none for it yet.
+std::size_t retention_caches::cache_of(const retention_method& method) const {
+    if (same_cache(method, full_cache())) {
+        return stored_;
+    }
+    const auto found =
+        std::find_if(examples_.begin(), examples_.end(),
+                     [&](const retention_method* other) { return same_cache(*other, method); });
+    return stored_ + 1 + static_cast<std::size_t>(found - examples_.begin());
+}
+
+std::uint32_t retention_caches::tokens_of(const contender& one, std::size_t length) const {
+    const std::uint32_t budget = one.budget(length);
+    if (one.method->demoted_format == 0) {
+        return budget;
+    }
+    const auto bytes = [&](std::size_t cache) {
+        return static_cast<double>(caches_[cache].bytes_per_token());
+    };
+    return tokens_for(budget, bytes(cache_of(*one.method)) / bytes(stored_));
+}
+
 outcome<family> retention_caches::create_family() {
     family made;
-    for (const kind& one : kinds_) {
-        const std::size_t cache = one.lane_per_head ? per_head_ : stored_;
+    for (const retention_method* one : kinds_) {
+        const std::size_t cache = cache_of(*one);
         kv_policy policy = KV_INIT(kv_policy);
-        if (one.example != nullptr) {
-            policy = policy_of(*one.example, static_cast<std::uint32_t>(longest_), 0, 0, 0);
+        if (!one->keeps_all()) {
+            policy = policy_of(*one, static_cast<std::uint32_t>(longest_), 0, 0, 0);
         }
-        const auto sequence = caches_[cache].create_sequence(
-            one.example != nullptr ? &policy : nullptr, KV_SEQ_GATHER_STATISTICS);
+        const auto sequence = caches_[cache].create_sequence(one->keeps_all() ? nullptr : &policy,
+                                                             KV_SEQ_GATHER_STATISTICS);
         if (!sequence) {
             return sequence.failure();
         }
-        made.members.push_back({one.observes, one.lane_per_head, {cache, *sequence}});
+        made.members.push_back({one, {cache, *sequence}});
     }
     made.reference = made.full();
     if (!is_reference()) {
@@ -141,8 +169,7 @@ outcome<family> retention_caches::fork(const family& parent) {
         if (!child) {
             return child.failure();
         }
-        made.members.push_back(
-            {one.observes, one.lane_per_head, {one.sequence.cache, child->front()}});
+        made.members.push_back({one.example, {one.sequence.cache, child->front()}});
     }
     made.reference = made.full();
     if (!is_reference()) {

@@ -29,8 +29,7 @@ struct retention_options {
 
 struct family {
     struct member {
-        observation observes;
-        bool lane_per_head;
+        const retention_method* example;  // of the methods that it is for; NULL: the full cache
         cached_sequence sequence;
     };
 
@@ -68,25 +67,24 @@ class retention_caches {
     outcome<family> fork(const family& parent);
     outcome<nothing> release(const family& one);
 
+    // Tokens that a contender may retain of a context for its percent of the bytes.
+    std::uint32_t tokens_of(const contender& one, std::size_t length) const;
+
     // A fork of `parent`, with this policy from now on. A round runs at once if `compress`.
     outcome<cached_sequence> fork(const cached_sequence& parent, const kv_policy& policy,
                                   bool compress);
     outcome<nothing> release(const cached_sequence& one);
 
-    // What a family has members for.
-    struct kind {
-        observation observes;
-        bool lane_per_head;
-        const retention_method* example;  // has it observed; NULL: nothing is
-    };
-
   private:
     retention_caches() = default;
 
+    std::size_t cache_of(const retention_method& method) const;
+
     std::vector<generate::kv_cache> caches_;
-    std::size_t stored_ = 0;    // index of the one that most contenders are in,
-    std::size_t per_head_ = 0;  // and of the one whose heads are lanes
-    std::vector<kind> kinds_;
+    std::size_t stored_ = 0;  // index of the one that most contenders are in
+    // Of those behind it, for methods whose heads are lanes or that demote: one that is in it.
+    std::vector<const retention_method*> examples_;
+    std::vector<const retention_method*> kinds_;  // of the family's members
     std::size_t longest_ = 0;
 };
 

@@ -70,6 +70,18 @@ constexpr retention_method methods[] = {
      .scorer = KV_SCORER_BLEND,
      .sinks = 4,
      .recent = 64},
+    {.name = "blend_int8",
+     .observes = observation::decayed_queries,
+     .scorer = KV_SCORER_BLEND,
+     .sinks = 4,
+     .recent = 64,
+     .demoted_format = KV_FORMAT_INT8_TOKEN},
+    {.name = "blend_int4",
+     .observes = observation::decayed_queries,
+     .scorer = KV_SCORER_BLEND,
+     .sinks = 4,
+     .recent = 64,
+     .demoted_format = KV_FORMAT_INT4_TOKEN},
 };
 constexpr std::size_t always = 2;  // so many of the table are always there
 
@@ -137,6 +149,15 @@ outcome<std::vector<double>> parse_budgets(std::string_view list) {
 std::uint32_t contender::budget(std::size_t length) const {
     const double tokens = std::round(percent / 100 * static_cast<double>(length));
     return static_cast<std::uint32_t>(std::max(tokens, 1.0));
+}
+
+std::uint32_t tokens_for(std::uint32_t budget, double share) {
+    constexpr std::uint32_t in_a_block = 16;
+    constexpr std::uint32_t written = demote_after + in_a_block;
+    if (budget <= written) {
+        return budget;
+    }
+    return written + static_cast<std::uint32_t>((budget - written) / share);
 }
 
 std::vector<contender> contenders_of(std::span<const retention_method* const> chosen,

@@ -35,12 +35,17 @@ struct retention_method {
     std::uint32_t sinks = 0;
     std::uint32_t recent = 0;
     std::uint32_t skip_layers = 0;
-    std::uint32_t window = 0;      // as in kv_policy, and
-    std::uint32_t pool_width = 0;  // this: 0 is the scorer's
+    std::uint32_t window = 0;          // as in kv_policy, and
+    std::uint32_t pool_width = 0;      // this: 0 is the scorer's
+    std::uint32_t demoted_format = 0;  // of all but the newest tokens; 0: as they are written
 
     bool keeps_all() const { return scorer == KV_SCORER_NONE; }
     bool lane_per_head() const { return allocator == KV_ALLOCATE_ADAPTIVE; }
 };
+
+// Of methods that demote, the newest so many tokens stay as they are written, and those that share
+// a block with them.
+inline constexpr std::uint32_t demote_after = 32;
 
 // The full cache first.
 std::span<const retention_method> retention_methods();
@@ -58,8 +63,13 @@ struct contender {
     const retention_method* method = nullptr;
     double percent = 0;  // of a context's length
 
+    // In tokens as the others hold them.
     std::uint32_t budget(std::size_t length) const;
 };
+
+// How many tokens take the bytes of `budget` tokens, when those that are demoted take `share` of
+// the others' bytes.
+std::uint32_t tokens_for(std::uint32_t budget, double share);
 
 // Every method with every budget, budget by budget.
 std::vector<contender> contenders_of(std::span<const retention_method* const> methods,

@@ -75,7 +75,7 @@ class context_reader {
         }
         const auto prompt = static_cast<std::uint32_t>(context.tokens.size());
         auto fork = caches_.fork(parent,
-                                 policy_of(method, one.budget(context.tokens.size()),
+                                 policy_of(method, caches_.tokens_of(one, context.tokens.size()),
                                            std::min(prompt, protected_beginning), 0, seed),
                                  true);
         return fork ? fork : error{fmt::format("{}: {}", method.name, fork.message())};

@@ -17,6 +17,7 @@ constexpr std::size_t most_rows = 1024;
 // A contender in the present window.
 struct reading {
     std::uint32_t budget = 0;
+    std::uint32_t retained = 0;           // tokens that take the budget's bytes
     bool is_over = false;                 // its budget has been exceeded
     std::optional<cached_sequence> fork;  // from then on; none of the full cache
     std::uint64_t peak = 0;
@@ -41,6 +42,7 @@ class window_reader {
         readings_.assign(contenders_.size(), {});
         for (std::size_t i = 0; i < contenders_.size(); ++i) {
             readings_[i].budget = contenders_[i].budget(window.tokens.size());
+            readings_[i].retained = caches_.tokens_of(contenders_[i], window.tokens.size());
         }
         for (std::size_t start = 0; start < window.tokens.size(); start += chunk_) {
             const std::size_t end = std::min(start + chunk_, window.tokens.size());
@@ -163,7 +165,7 @@ class window_reader {
                 continue;
             }
             auto fork = caches_.fork(members.parent_of(method),
-                                     policy_of(method, one.budget, window.prompt, 1, seed), true);
+                                     policy_of(method, one.retained, window.prompt, 1, seed), true);
             if (!fork) {
                 return error{fmt::format("{}: {}", method.name, fork.message())};
             }

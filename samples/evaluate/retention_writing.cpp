@@ -46,7 +46,7 @@ outcome<std::vector<writer>> begin_writers(retention_caches& caches, const famil
             writers.push_back({{parent.cache, child->front()}, {first}});
             continue;
         }
-        const std::uint32_t budget = one.budget(prompt + length);
+        const std::uint32_t budget = caches.tokens_of(one, prompt + length);
         const auto policy = policy_of(*one.method, budget, static_cast<std::uint32_t>(prompt),
                                       writing_interval, seed);
         const auto fork = caches.fork(parent, policy, prompt > budget);

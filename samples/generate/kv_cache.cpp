@@ -76,6 +76,13 @@ outcome<kv_cache> kv_cache::create(const llama_config& config, const cache_optio
         return error{fmt::format("channels are given for {} layers, the model has {}", channels,
                                  config.layers)};
     }
+    kv_storage rotated = KV_INIT(kv_storage);
+    rotated.flags = KV_STORAGE_ROTATE;
+    if (options.demoted_format != 0) {
+        layer.demoted_key_format = options.demoted_format;
+        layer.demote_after = options.demote_after;
+        layer.demoted_key_storage = layer.demoted_value_storage = &rotated;
+    }
     std::vector<kv_layer> layers(config.layers, layer);
     std::vector<kv_storage> storages(2 * std::size_t{config.layers}, KV_INIT(kv_storage));
     for (std::size_t i = 0; i < layers.size(); ++i) {
@@ -133,6 +140,7 @@ outcome<kv_cache> kv_cache::create(const llama_config& config, const cache_optio
     cache.head_dim_ = config.head_dim;
     const auto pairs = static_cast<std::uint32_t>(config.inverse_frequencies.size());
     cache.bands_ = pairs + (config.head_dim - 2 * pairs);
+    cache.bytes_per_token_ = plan.full_bytes_per_token;
     return cache;
 }
 
@@ -144,7 +152,8 @@ kv_cache::kv_cache(kv_cache&& other) noexcept
       query_heads_(other.query_heads_),
       kv_heads_(other.kv_heads_),
       head_dim_(other.head_dim_),
-      bands_(other.bands_) {}
+      bands_(other.bands_),
+      bytes_per_token_(other.bytes_per_token_) {}
 
 kv_cache::~kv_cache() { cancel(); }
 

@@ -57,6 +57,8 @@ struct cache_options {
     std::uint32_t threads = 0;         // 0: one per processor
     std::uint32_t most_observed = 0;   // sequences whose policies need observed attention
     bool lane_per_head = false;        // heads of a layer may retain different numbers of tokens
+    std::uint32_t demoted_format = 0;  // of blocks behind the newest tokens, rotated; 0: as others
+    std::uint32_t demote_after = 0;    // so many
 };
 
 // What a layer hands over and where it wants the result, [rows, heads, dim] each.
@@ -99,6 +101,8 @@ class kv_cache : public attention_cache {
     outcome<nothing> accept(kv_seq sequence, std::size_t count);
     outcome<kv_step_report> end();
 
+    // Of a token of a long sequence, in all layers.
+    std::uint64_t bytes_per_token() const { return bytes_per_token_; }
     outcome<kv_pool_stats> statistics() const;
     outcome<kv_seq_info> info(kv_seq sequence) const;
     // Measured on all keys of the layer that the sequence holds.
@@ -123,6 +127,7 @@ class kv_cache : public attention_cache {
     std::uint32_t kv_heads_ = 0;
     std::uint32_t head_dim_ = 0;
     std::uint32_t bands_ = 0;  // of a head's query statistics
+    std::uint64_t bytes_per_token_ = 0;
 };
 
 }  // namespace generate

@@ -235,23 +235,25 @@ TEST_CASE("survivors of a compaction are bit by bit what they were; no demoted r
     CHECK(w.live_bytes() == 0);
 }
 
-TEST_CASE("blocks that others read are not demoted, until they are read by one alone") {
+TEST_CASE("what a fork holds follows from its length: it demotes a copy of what it shares") {
     const world w({to_int8}, options_of());
     const kv_seq seq = w.create();
     ok(w.step(seq, 1, 150, 150));  // 3 blocks are old enough
     CHECK(w.lane(seq, 0).sealed_blocks == 3);
     kv_seq child = 0;
     ok(kv_seq_fork(w.pool, seq, 1, &child));
+    const uint64_t before = w.live_bytes();
     ok(w.step(seq, 1, 100, 100));
     ok(w.step(child, 1, 200, 200));
-    CHECK(w.lane(seq, 0).sealed_blocks == 3);
-    CHECK(w.lane(child, 0).sealed_blocks == 3);
+    CHECK(w.lane(seq, 0).sealed_blocks == 9);
+    CHECK(w.lane(child, 0).sealed_blocks == 15);
     check_rows(w, seq, 0);
     check_rows(w, child, 0);
-    ok(kv_seq_release(w.pool, child));
-    ok(w.step(seq, 1, 16, 16));
-    CHECK(w.lane(seq, 0).sealed_blocks == (266 - 100) / 16);
-    check_rows(w, seq, 0);
+    // Shared are the 3 blocks that were demoted before; the 6 full raw ones exist twice, demoted.
+    const lane_geometry& lane = geometry_of(w, 0);
+    CHECK(before == 3 * lane.sealed_layout.block_bytes + 7 * lane.layout.block_bytes);
+    CHECK(w.live_bytes() == (3 + 6 + 12) * lane.sealed_layout.block_bytes +
+                                (16 - 9 + 22 - 15) * lane.layout.block_bytes);
     w.check();
 }
 
@@ -373,6 +375,33 @@ TEST_CASE("under pressure blocks are demoted before anything is evicted") {
         ok(w.step(other, 1, 64, 64, false, &report));
     }
     CHECK(w.lane(first, 0).slots == 64);
+    w.check();
+}
+
+TEST_CASE("under pressure what others read stays: it would lie beside its copy") {
+    pool_options options = options_of();
+    options.slabs = 8;
+    options.pressure_percent = 40;
+    const world w({{.key_format = KV_FORMAT_F16,
+                    .value_format = KV_FORMAT_F16,
+                    .kv_heads = 8,
+                    .dim = 128,
+                    .demoted_keys = KV_FORMAT_INT4_TOKEN}},
+                  options);
+    const kv_seq first = w.create(), other = w.create();
+    for (int i = 0; i < 3; ++i) ok(w.step(first, 1, 400, 400));
+    kv_seq child = 0;
+    ok(kv_seq_fork(w.pool, first, 1, &child));
+    kv_step_report report = KV_INIT(kv_step_report);
+    while (report.demoted_blocks == 0) ok(w.step(other, 1, 64, 64, false, &report));
+    CHECK(w.lane(first, 0).sealed_blocks == 0);
+    CHECK(w.lane(child, 0).sealed_blocks == 0);
+    CHECK(w.lane(other, 0).sealed_blocks == w.lane(other, 0).slots / 16);
+    ok(kv_seq_release(w.pool, child));
+    report = KV_INIT(kv_step_report);
+    while (report.demoted_blocks == 0) ok(w.step(other, 1, 64, 64, false, &report));
+    while (w.lane(first, 0).sealed_blocks == 0) ok(w.step(w.create(), 1, 500, 500));
+    CHECK(w.lane(first, 0).sealed_blocks == 1200 / 16);
     w.check();
 }
 
