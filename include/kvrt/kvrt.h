@@ -814,7 +814,8 @@ typedef struct kv_policy {
     float decay;            /* H2O, BLEND: what a query counts after each one behind it; 0: 1 for
                                H2O, 0.998 for BLEND */
     float prior_share;      /* BLEND: share of what is expected; the rest is of what was; 0: 0.5 */
-    float redundancy;       /* RKV: weight of redundancy, up to 1; 0: 0.9 */
+    float redundancy;       /* RKV: weight of redundancy, up to 1; 0: 0.9. BLEND: share of what is
+                               kept for being unlike other keys (KEYDIFF), up to 1; 0: 0.3 */
     float similarity;       /* RKV, EXACT_REDUNDANCY: keys are similar above this cosine; 0: 0.5 */
     float floor_share;      /* ADAPTIVE: of its budget each head is sure of; 0: 0.2 */
     float threshold;        /* THRESHOLD */

@@ -36,6 +36,7 @@ status create_scratch(cache& store, uint32_t kv_heads, retention_context& contex
     KVRT_TRY(scratch.shares.allocate(allocator, kv_heads, what));
     KVRT_TRY(scratch.budgets.allocate(allocator, store.model.layers.size(), what));
     if (store.limits.max_observed_sequences == 0) return KV_OK;
+    KVRT_TRY(scratch.unlike.allocate(allocator, kv_heads * context.slot_stride, what, undefined));
     KVRT_TRY(scratch.units.allocate(allocator, unit_copy_count(slots, key_dim), what, undefined));
     KVRT_TRY(scratch.latest.allocate(allocator, context.slot_stride, what, undefined));
     return scratch.latest_cosine.allocate(allocator, context.slot_stride, what, undefined);

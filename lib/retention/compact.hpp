@@ -45,6 +45,7 @@ struct scoring_scratch {
     host_array<double> unit_sums;     ///< [kv_heads][unit_sums_stride]: parts of slots, by channel
     host_array<float> sketch;         ///< [channels][directions]
     host_array<std::byte> lag;        ///< [kv_heads][lag_stride]
+    host_array<float> unlike;         ///< [kv_heads][slot_stride]: how far keys are from others
     host_array<float> units;          ///< directions of all keys of one head, in pools that observe
     host_array<uint32_t> latest;      ///< [slots], in pools that observe,
     host_array<float> latest_cosine;  ///< and this

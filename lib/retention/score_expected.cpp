@@ -43,6 +43,8 @@ void score_by_triattention(const round_plan& plan, const layer_geometry& layer) 
 
 namespace {
 
+constexpr float default_unlike_share = 0.3f;
+
 /// Attention falls off by powers of ten from token to token: its logarithm is what has a spread
 /// that can be compared. Tokens far below the mean are as good as unseen.
 void take_logarithms(const slot_ranges& candidates, float* sums) {
@@ -63,21 +65,37 @@ void take_logarithms(const slot_ranges& candidates, float* sums) {
 }  // namespace
 
 void score_by_blend(const round_plan& plan, const layer_geometry& layer) {
+    const auto unlike_of = [&](uint32_t lane, uint32_t head) {
+        const uint64_t kv_head = plan.store.model.lanes[lane].first_head + head;
+        return plan.context.scratch.unlike.data() + kv_head * plan.context.slot_stride;
+    };
+    const auto standardise = [&](const slot_ranges& candidates, const float* from, float* to) {
+        normalise_and_reduce(from, plan.context.slot_stride, 1, candidates, to);
+    };
+    score_by_keydiff(plan, layer);
+    for_each_head(plan, layer, [&](uint32_t lane, uint32_t head) {
+        standardise(guards_of(plan, lane, head).candidates, lane_scores(plan, lane, head),
+                    unlike_of(lane, head));
+    });
     score_by_triattention(plan, layer);
     const float prior = plan.policy.prior_share != 0.0f ? plan.policy.prior_share : 0.5f;
+    const float unlike =
+        plan.policy.redundancy != 0.0f ? plan.policy.redundancy : default_unlike_share;
     for_each_head(plan, layer, [&](uint32_t lane, uint32_t head) {
         const slot_ranges candidates = guards_of(plan, lane, head).candidates;
         float* scores = lane_scores(plan, lane, head);
         float* observed = measures_of(plan, lane, head);
+        const float* other = unlike_of(lane, head);
         read_observations(plan.context.observations, plan.owner, lane, head,
                           plan.owner.lanes[lane].slots, observed);
         take_logarithms(candidates, observed);
-        // TriAttention's row is the greatest of several z-scores: both are brought to one spread.
-        normalise_and_reduce(observed, plan.context.slot_stride, 1, candidates, observed);
-        normalise_and_reduce(scores, plan.context.slot_stride, 1, candidates, scores);
+        // TriAttention's row is the greatest of several z-scores: all are brought to one spread.
+        standardise(candidates, observed, observed);
+        standardise(candidates, scores, scores);
         for (const slot_range& range : candidates) {
             for (uint32_t slot = range.first; slot < range.end; ++slot) {
-                scores[slot] = prior * scores[slot] + (1.0f - prior) * observed[slot];
+                const float asked = prior * scores[slot] + (1.0f - prior) * observed[slot];
+                scores[slot] = (1.0f - unlike) * asked + unlike * other[slot];
             }
         }
     });

@@ -72,6 +72,17 @@ inline std::vector<std::vector<double>> directions(const tracker& t, uint32_t la
     return units;
 }
 
+/// KeyDiff: less the cosine to the mean direction.
+inline std::vector<double> key_differences(const tracker& t, uint32_t layer, uint32_t head) {
+    const std::vector<std::vector<double>> units = directions(t, layer, head);
+    std::vector<double> sum(units[0].size(), 0.0), score;
+    for (const std::vector<double>& u : units) {
+        for (std::size_t d = 0; d < u.size(); ++d) sum[d] += u[d];
+    }
+    for (const std::vector<double>& u : units) score.push_back(-dot(u, sum) / norm(sum));
+    return score;
+}
+
 /// R-KV: the mean cosine of a key with all others; with `exact`, each row's newest similar one is
 /// spared.
 inline std::vector<double> redundancy(const tracker& t, uint32_t layer, uint32_t head, bool exact,
@@ -215,21 +226,19 @@ inline scored scores_of(const tracker& t, uint32_t layer, uint32_t head, const k
             made.score = standardised(made.score, chosen);
             const std::vector<double> prior =
                 standardised(triattention(t, layer, head, chosen), chosen);
+            const std::vector<double> unlike =
+                standardised(key_differences(t, layer, head), chosen);
             const double share = policy.prior_share != 0.0f ? double{policy.prior_share} : 0.5;
+            const double apart = policy.redundancy != 0.0f ? double{policy.redundancy} : 0.3;
             for (std::size_t slot = 0; slot < count; ++slot) {
-                made.score[slot] = share * prior[slot] + (1.0 - share) * made.score[slot];
+                const double asked = share * prior[slot] + (1.0 - share) * made.score[slot];
+                made.score[slot] = (1.0 - apart) * asked + apart * unlike[slot];
                 made.slack[slot] = 5e-3;
             }
             return made;
         }
         case KV_SCORER_KEYDIFF: {
-            const std::vector<std::vector<double>> units = directions(t, layer, head);
-            std::vector<double> sum(units[0].size(), 0.0), score;
-            for (const std::vector<double>& u : units) {
-                for (std::size_t d = 0; d < u.size(); ++d) sum[d] += u[d];
-            }
-            for (const std::vector<double>& u : units) score.push_back(-dot(u, sum) / norm(sum));
-            return exact_to(score, 1e-5);
+            return exact_to(key_differences(t, layer, head), 1e-5);
         }
         case KV_SCORER_KEY_NORM: {
             std::vector<double> score;
