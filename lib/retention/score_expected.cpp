@@ -86,8 +86,10 @@ void score_by_blend(const round_plan& plan, const layer_geometry& layer) {
         float* scores = lane_scores(plan, lane, head);
         float* observed = measures_of(plan, lane, head);
         const float* other = unlike_of(lane, head);
-        read_observations(plan.context.observations, plan.owner, lane, head,
-                          plan.owner.lanes[lane].slots, observed);
+        const slot_positions positions = positions_of(plan.store, plan.owner, lane, head);
+        read_observations(plan.context.observations, plan.owner, lane, head, positions.slots,
+                          observed);
+        pool_scores(plan, positions, observed);
         take_logarithms(candidates, observed);
         // TriAttention's row is the greatest of several z-scores: all are brought to one spread.
         standardise(candidates, observed, observed);

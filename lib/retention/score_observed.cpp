@@ -11,7 +11,8 @@ uint32_t pool_width_of(const round_plan& plan) {
                                        : find_scorer(plan.policy.scorer)->pool_width;
 }
 
-/// Neighbours share their scores, up to the recent window, where what they are compared with ends.
+}  // namespace
+
 void pool_scores(const round_plan& plan, const slot_positions& positions, float* scores) {
     const uint32_t width = pool_width_of(plan);
     if (width == 1) return;
@@ -25,8 +26,6 @@ void pool_scores(const round_plan& plan, const slot_positions& positions, float*
         pool_mean(scores, end, width, scores);
     }
 }
-
-}  // namespace
 
 void score_by_observation(const round_plan& plan, const layer_geometry& layer) {
     for_each_head(plan, layer, [&](uint32_t lane, uint32_t head) {

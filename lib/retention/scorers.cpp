@@ -65,6 +65,7 @@ constexpr scorer_description all_scorers[] = {
      .observes = observed_kind::mass,
      .decay = 0.998f,
      .observe_every = 4,
+     .pool_width = 5,
      .query_statistics = true},
 };
 

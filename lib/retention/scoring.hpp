@@ -53,6 +53,9 @@ void score_by_keydiff(const round_plan& plan, const layer_geometry& layer);
 void score_by_lagkv(const round_plan& plan, const layer_geometry& layer);
 void score_by_sketch(const round_plan& plan, const layer_geometry& layer);
 void score_by_triattention(const round_plan& plan, const layer_geometry& layer);
+/// Neighbours share their scores, up to the recent window, where what they are compared with ends.
+void pool_scores(const round_plan& plan, const slot_positions& positions, float* scores);
+
 void score_by_blend(const round_plan& plan, const layer_geometry& layer);
 void score_by_expectation(const round_plan& plan, const layer_geometry& layer);
 

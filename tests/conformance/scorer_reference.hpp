@@ -217,7 +217,9 @@ inline scored scores_of(const tracker& t, uint32_t layer, uint32_t head, const k
         }
         case KV_SCORER_BLEND: {
             // Logarithms of what was observed, in units of its mean; far below it, all is alike.
-            scored made = observed_scores(mine, rule);
+            scored made = pooled(observed_scores(mine, rule), before_recent,
+                                 policy.pool_width != 0 ? policy.pool_width : 5,
+                                 (policy.flags & KV_POLICY_POOL_MAX) != 0);
             double mean = 0.0;
             for (const std::size_t slot : chosen) {
                 mean += made.score[slot] / static_cast<double>(chosen.size());
