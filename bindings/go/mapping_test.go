@@ -144,7 +144,9 @@ func TestArgumentsKeepTheirPlaces(t *testing.T) {
 	layer := Layer{
 		KeyStorage: &Storage{Flags: StorageScaleOne, Scales: []float32{2, 3}, ChannelHeads: 1,
 			ChannelDim: 2, ChannelMeans: []float32{5, 6}, ChannelScales: []float32{7, 8}},
-		ValueStorage: &Storage{Flags: StorageRotate, Scales: []float32{4}}}
+		ValueStorage:        &Storage{Flags: StorageRotate, Scales: []float32{4}},
+		DemotedKeyStorage:   &Storage{Scales: []float32{9}},
+		DemotedValueStorage: &Storage{Scales: []float32{10, 11}}}
 	distinct(reflect.ValueOf(&layer).Elem())
 	model, err := memory.model(Model{Layers: []Layer{{}, layer}})
 	must(t, err)
@@ -159,6 +161,10 @@ func TestArgumentsKeepTheirPlaces(t *testing.T) {
 	if keys.scale_count != 2 || values.scale_count != 1 || *values.scales != 4 ||
 		unsafe.Slice(keys.scales, 2)[0] != 2 || unsafe.Slice(keys.scales, 2)[1] != 3 {
 		t.Errorf("scales: %+v, %+v", keys, values)
+	}
+	if a, b := second.demoted_key_storage, second.demoted_value_storage; a.scale_count != 1 ||
+		*a.scales != 9 || b.scale_count != 2 || unsafe.Slice(b.scales, 2)[1] != 11 {
+		t.Errorf("scales of demoted rows: %+v, %+v", a, b)
 	}
 	means, scales := unsafe.Slice(keys.channel_means, 2), unsafe.Slice(keys.channel_scales, 2)
 	if means[0] != 5 || means[1] != 6 || scales[0] != 7 || scales[1] != 8 ||

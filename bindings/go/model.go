@@ -63,6 +63,15 @@ type Layer struct {
 	Rope         *Rope     // nil: not rotated, or not told
 	KeyStorage   *Storage  // nil: the format needs nothing more
 	ValueStorage *Storage  // nil: the format needs nothing more
+
+	// DemotedKeyFormat, where it is not 0: full blocks of older tokens are coded into this format,
+	// from the oldest on, and their bytes return. Token-local, and not FormatAffine4; keys and
+	// values are f32, f16 or bf16 before. With StorageRotate rows are written rotated, too.
+	DemotedKeyFormat    Format
+	DemotedValueFormat  Format // token-local, or ValueFormat; 0: DemotedKeyFormat
+	DemoteAfter         uint32 // retained tokens that stay as they are; 0: all until pressure
+	DemotedKeyStorage   *Storage
+	DemotedValueStorage *Storage
 }
 
 // Model is the layers of a model, 1 to 1024.
@@ -175,6 +184,12 @@ func (l *Layer) checkArrays(index int) error {
 	if err := l.ValueStorage.check(index, "ValueStorage"); err != nil {
 		return err
 	}
+	if err := l.DemotedKeyStorage.check(index, "DemotedKeyStorage"); err != nil {
+		return err
+	}
+	if err := l.DemotedValueStorage.check(index, "DemotedValueStorage"); err != nil {
+		return err
+	}
 	if l.Rope == nil || len(l.Rope.InverseFrequencies) == 0 {
 		return nil
 	}
@@ -244,6 +259,11 @@ func (t *transfer) layer(layer *Layer, out *C.kv_layer) {
 	out.rope = t.rope(layer.Rope)
 	out.key_storage = t.storage(layer.KeyStorage)
 	out.value_storage = t.storage(layer.ValueStorage)
+	out.demoted_key_format = C.uint32_t(layer.DemotedKeyFormat)
+	out.demoted_value_format = C.uint32_t(layer.DemotedValueFormat)
+	out.demote_after = C.uint32_t(layer.DemoteAfter)
+	out.demoted_key_storage = t.storage(layer.DemotedKeyStorage)
+	out.demoted_value_storage = t.storage(layer.DemotedValueStorage)
 }
 
 func (t *transfer) config(config Config) *C.kv_pool_config {

@@ -48,6 +48,8 @@ type StepReport struct {
 	PressureRounds       uint64          // rounds run because of Config.PressurePercent
 	LastSkipOutcome      CompressOutcome // of the last round that was skipped; 0: none was
 	LastSkipStatus       Status          // its status: Again when blocks were missing
+	DemotedBlocks        uint64          // coded into their layers' smaller formats
+	DemotedBytes         uint64          // how many fewer these take now
 }
 
 // BeginStep opens a step. Two may be open at once, over different sequences.
@@ -276,6 +278,8 @@ func stepReportOf(from *C.kv_step_report) StepReport {
 		PressureRounds:       uint64(from.pressure_rounds),
 		LastSkipOutcome:      CompressOutcome(from.last_skip_outcome),
 		LastSkipStatus:       Status(from.last_skip_status),
+		DemotedBlocks:        uint64(from.demoted_blocks),
+		DemotedBytes:         uint64(from.demoted_bytes),
 	}
 }
 

@@ -84,20 +84,33 @@ type Tables struct {
 	ValueIdentity uint64
 
 	KVHead uint32 // with LayerLanePerHead, whose all this is; else 0
+
+	// Where rows of sealed blocks lie that are not coded whole; 0 of those that are.
+	SealedKeyWords         uint32
+	SealedValueWords       uint32
+	SealedKeyWordBytes     uint32
+	SealedValueWordBytes   uint32
+	SealedKeyStrideGroup   int64
+	SealedKeyStrideSlot    int64
+	SealedKeyStrideHead    int64
+	SealedKeyStrideDim     int64
+	SealedValueStrideGroup int64
+	SealedValueStrideSlot  int64
+	SealedValueStrideHead  int64
+	SealedValueStrideDim   int64
 }
 
 // BlockMemory is the memory that exported ids address, lent for the length of a callback: the pool
 // stays until it returns. The blocks belong to the step until its fence, so the callback must not
 // end it before it is done with them.
 type BlockMemory struct {
-	base        unsafe.Pointer
-	keyScales   unsafe.Pointer
-	valueScales unsafe.Pointer
-	stride      uint64
-	listed      listedBlocks
-	over        atomic.Bool
-	once        sync.Once
-	named       map[int32]uint64 // bytes of a block; made when the first is asked for
+	base   unsafe.Pointer
+	scales [4]unsafe.Pointer // of keys, of values; of sealed ones
+	stride uint64
+	listed listedBlocks
+	over   atomic.Bool
+	once   sync.Once
+	named  map[int32]uint64 // bytes of a block; made when the first is asked for
 }
 
 // Block is the memory of one of the blocks that the exported tables name, of SealedBlockBytes or,
@@ -126,7 +139,12 @@ func (m *BlockMemory) Base() unsafe.Pointer { return m.lent(m.base) }
 
 // Scales are the static scales, arrays of [KVHeads] floats; nil: the format has none.
 func (m *BlockMemory) Scales() (keys, values unsafe.Pointer) {
-	return m.lent(m.keyScales), m.lent(m.valueScales)
+	return m.lent(m.scales[0]), m.lent(m.scales[1])
+}
+
+// SealedScales are those of sealed blocks.
+func (m *BlockMemory) SealedScales() (keys, values unsafe.Pointer) {
+	return m.lent(m.scales[2]), m.lent(m.scales[3])
 }
 
 func (m *BlockMemory) lent(address unsafe.Pointer) unsafe.Pointer {
@@ -207,11 +225,13 @@ func (s Step) ExportHead(layer, kvHead uint32, buffers *TableBuffers,
 		return tables, err
 	}
 	memory := &BlockMemory{
-		base:        exported.tables.base,
-		keyScales:   unsafe.Pointer(exported.tables.key_scales),
-		valueScales: unsafe.Pointer(exported.tables.value_scales),
-		stride:      uint64(tables.BlockStride),
-		listed:      listed,
+		base: exported.tables.base,
+		scales: [4]unsafe.Pointer{unsafe.Pointer(exported.tables.key_scales),
+			unsafe.Pointer(exported.tables.value_scales),
+			unsafe.Pointer(exported.tables.sealed_key_scales),
+			unsafe.Pointer(exported.tables.sealed_value_scales)},
+		stride: uint64(tables.BlockStride),
+		listed: listed,
 	}
 	defer s.pool.quit()
 	defer memory.over.Store(true)
@@ -310,5 +330,18 @@ func tablesOf(from *C.kv_tables) Tables {
 		KeyIdentity:          uint64(from.key_identity),
 		ValueIdentity:        uint64(from.value_identity),
 		KVHead:               uint32(from.kv_head),
+
+		SealedKeyWords:         uint32(from.sealed_key_words),
+		SealedValueWords:       uint32(from.sealed_value_words),
+		SealedKeyWordBytes:     uint32(from.sealed_key_word_bytes),
+		SealedValueWordBytes:   uint32(from.sealed_value_word_bytes),
+		SealedKeyStrideGroup:   int64(from.sealed_key_stride_group),
+		SealedKeyStrideSlot:    int64(from.sealed_key_stride_slot),
+		SealedKeyStrideHead:    int64(from.sealed_key_stride_head),
+		SealedKeyStrideDim:     int64(from.sealed_key_stride_dim),
+		SealedValueStrideGroup: int64(from.sealed_value_stride_group),
+		SealedValueStrideSlot:  int64(from.sealed_value_stride_slot),
+		SealedValueStrideHead:  int64(from.sealed_value_stride_head),
+		SealedValueStrideDim:   int64(from.sealed_value_stride_dim),
 	}
 }

@@ -269,10 +269,11 @@ typedef struct kv_layer {
     const kv_storage *value_storage; /* NULL: the format needs nothing more */
     /* *Demotion*: full blocks of older tokens are coded into a smaller format, in order from the
        oldest retained token, each row once, and their blocks return. Formats of the layer are F32,
-       F16 or BF16 then. What is demoted stays so: compactions move its rows bit by bit; going back
-       into it (kv_seq_truncate) and on codes the rest of that block again, which
-       kv_layer_stats tells.
-       Rows of operands whose demoted form is rotated are written rotated. */
+       F16 or BF16 then. What is demoted stays so: compactions move its rows bit by bit. A sequence
+       that goes on behind a demoted block which is not full, after kv_seq_truncate or where a
+       compaction left fewer newer tokens than filled it, opens it, and codes its rows again with
+       those that follow, which kv_layer_stats tells. Rows of operands whose demoted form is rotated
+       are written rotated. */
     uint32_t demoted_key_format;   /* token-local, not AFFINE4; 0: nothing is demoted */
     uint32_t demoted_value_format; /* token-local, or value_format; 0: demoted_key_format's */
     uint32_t demote_after;         /* blocks behind the newest so many retained tokens are demoted
@@ -352,9 +353,10 @@ typedef struct kv_pool_config {
                                         layer, KV head and token of max_tokens_per_sequence, of
                                         which the system backs what is used */
     uint32_t
-        pressure_percent; /* when more of the arena's bytes are pinned at a step's end, policies
-                             of sequences outside of open steps run at once, those that retain
-                             most above their budget first, until that is over; 0: never */
+        pressure_percent; /* when more of the arena's bytes are pinned at a step's end, sequences
+                             outside of open steps give some back at once, until that is over:
+                             blocks are demoted where layers say so, then policies run, of those
+                             that retain most above their budget first; 0: never */
 } kv_pool_config;
 
 /* Creates a pool for one model on one device. On error *out_pool is NULL.

@@ -49,8 +49,9 @@ needed_blocks blocks_of_lane(const lane_geometry& lane, uint64_t block_tokens, u
     }
     needed.of_class[lane.class_index] =
         std::min(all, raw_blocks_of_lane(lane, block_tokens, step_tokens));
-    const uint64_t old = tokens - std::min<uint64_t>(tokens, demoted_behind(lane));
-    needed.of_class[lane.sealed_class_index] += std::min(old / block_tokens, most);
+    const uint64_t retained = std::min(tokens, most * block_tokens);
+    const uint64_t old = retained - std::min(retained, demoted_behind(lane));
+    needed.of_class[lane.sealed_class_index] += old / block_tokens;
     return needed;
 }
 

@@ -109,54 +109,70 @@ struct lane_formats {
     const kv_storage* value_storage = nullptr;
 };
 
-status check_demotion(const kv_layer& layer, uint32_t index, const lane_formats& formats) {
+/// What rows become when they are demoted: records that move one by one, or plain rows.
+status resolve_demoted(uint32_t id, operand_role role, uint32_t index,
+                       const format_description*& out) {
+    const char* field = role == operand_role::keys ? "demoted_key_format" : "demoted_value_format";
+    KVRT_TRY(resolve_format(id, role, field, index, out));
+    if (out->kind != format_class::tile_local && !out->needs_positions) return KV_OK;
+    return fail(KV_UNSUPPORTED,
+                "layer {}: {} is {}: demoted rows move one by one, so it must be a token-local "
+                "format, and not affine4",
+                index, field, out->name);
+}
+
+/// A layer that is not to demote says nothing of it.
+status check_undemoted(const kv_layer& layer, uint32_t index) {
+    const char* field = nullptr;
+    if (layer.demoted_value_format != KV_FORMAT_DEFAULT) field = "demoted_value_format";
+    if (layer.demote_after != 0) field = "demote_after";
+    if (layer.demoted_key_storage != nullptr) field = "demoted_key_storage";
+    if (layer.demoted_value_storage != nullptr) field = "demoted_value_storage";
+    if (field == nullptr) return KV_OK;
+    return fail(KV_INVALID,
+                "layer {}: {} without demoted_key_format: name key_format there if keys are to "
+                "stay as they are",
+                index, field);
+}
+
+/// A layer's demoted formats; `formats` has those of its rows before.
+status resolve_demotion(const kv_layer& layer, uint32_t index, lane_formats& formats) {
     if (!formats.written_keys->plain() || !formats.written_values->plain()) {
         return fail(KV_UNSUPPORTED,
-                    "layer {}: key_format {} and value_format {} with a demoted format: rows are "
-                    "coded once, so they are to be F32, F16 or BF16 before",
+                    "layer {}: demoted_key_format with key_format {} and value_format {}: rows are "
+                    "coded once, when they are demoted, so both must be f32, f16 or bf16",
                     index, formats.written_keys->name, formats.written_values->name);
     }
-    for (const format_description* format : {formats.keys, formats.values}) {
-        if (format->kind != format_class::tile_local && !format->needs_positions) continue;
-        return fail(KV_UNSUPPORTED,
-                    "layer {}: demotion to {}: not to tile-local formats or AFFINE4, whose rows "
-                    "do not move one by one",
-                    index, format->name);
-    }
+    const uint32_t values = layer.demoted_value_format != KV_FORMAT_DEFAULT
+                                ? layer.demoted_value_format
+                                : layer.demoted_key_format;
+    KVRT_TRY(resolve_demoted(layer.demoted_key_format, operand_role::keys, index, formats.keys));
+    KVRT_TRY(resolve_demoted(values, operand_role::values, index, formats.values));
+    formats.key_storage = layer.demoted_key_storage;
+    formats.value_storage = layer.demoted_value_storage;
     if (layer.demote_after > max_demote_after) {
-        return fail(KV_INVALID, "layer {}: demote_after {} goes up to {}", index,
-                    layer.demote_after, max_demote_after);
+        return fail(KV_INVALID,
+                    "layer {}: demote_after is {}: at most {}, or 0 for demotion under "
+                    "pressure alone",
+                    index, layer.demote_after, max_demote_after);
     }
     return KV_OK;
 }
 
 status resolve_formats(const kv_layer& layer, uint32_t index, lane_formats& out) {
-    KVRT_TRY(resolve_format(layer.key_format, operand_role::keys, index, out.keys));
-    KVRT_TRY(resolve_format(layer.value_format, operand_role::values, index, out.values));
+    KVRT_TRY(resolve_format(layer.key_format, operand_role::keys, "key_format", index, out.keys));
+    KVRT_TRY(resolve_format(layer.value_format, operand_role::values, "value_format", index,
+                            out.values));
     out.key_storage = layer.key_storage;
     out.value_storage = layer.value_storage;
     if (layer.demoted_key_format == KV_FORMAT_DEFAULT) {
-        if (layer.demoted_value_format != KV_FORMAT_DEFAULT || layer.demote_after != 0 ||
-            layer.demoted_key_storage != nullptr || layer.demoted_value_storage != nullptr) {
-            return fail(KV_INVALID,
-                        "layer {}: demotion without demoted_key_format: name key_format there if "
-                        "keys are to stay as they are",
-                        index);
-        }
         out.written_keys = &written_format(*out.keys);
         out.written_values = &written_format(*out.values);
-        return KV_OK;
+        return check_undemoted(layer, index);
     }
     out.written_keys = out.keys;
     out.written_values = out.values;
-    const uint32_t demoted_values = layer.demoted_value_format != KV_FORMAT_DEFAULT
-                                        ? layer.demoted_value_format
-                                        : layer.demoted_key_format;
-    KVRT_TRY(resolve_format(layer.demoted_key_format, operand_role::keys, index, out.keys));
-    KVRT_TRY(resolve_format(demoted_values, operand_role::values, index, out.values));
-    out.key_storage = layer.demoted_key_storage;
-    out.value_storage = layer.demoted_value_storage;
-    return check_demotion(layer, index, out);
+    return resolve_demotion(layer, index, out);
 }
 
 /// Fills the lanes of a layer: the first, and the others like it.
@@ -209,11 +225,12 @@ status describe_lanes(const kv_layer& layer, uint32_t index, tile_order order, m
     lane.seals =
         lane.demotes || lane.sealed_layout.keys.tiled() || lane.sealed_layout.values.tiled();
     if (lane.demotes && lane.sealed_layout.block_bytes >= lane.layout.block_bytes) {
-        return fail(KV_INVALID,
-                    "layer {}: blocks demoted to {} and {} take {} bytes, others {}: nothing is "
-                    "saved",
-                    index, formats.keys->name, formats.values->name, lane.sealed_layout.block_bytes,
-                    lane.layout.block_bytes);
+        return fail(
+            KV_INVALID,
+            "layer {}: demoted_key_format {} and demoted_value_format {} save nothing: blocks "
+            "take {} bytes, and {} before: name smaller ones, or no demoted_key_format",
+            index, formats.keys->name, formats.values->name, lane.sealed_layout.block_bytes,
+            lane.layout.block_bytes);
     }
     const uint32_t positions = kv_heads * out.block_tokens;
     KVRT_TRY(find_class(lane.layout.block_bytes, positions, out, lane.class_index));

@@ -7,11 +7,10 @@
 
 namespace kvrt {
 
-status resolve_format(uint32_t id, operand_role role, uint32_t layer,
+status resolve_format(uint32_t id, operand_role role, const char* field, uint32_t layer,
                       const format_description*& out) {
     out = find_format(id, role);
     if (out != nullptr) return KV_OK;
-    const char* field = role == operand_role::keys ? "key_format" : "value_format";
     if (const format_description* keys = find_format(id, operand_role::keys); keys != nullptr) {
         return fail(KV_UNSUPPORTED, "layer {}: {} is {}, which is for keys alone: name another",
                     layer, field, keys->name);

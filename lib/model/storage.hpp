@@ -7,7 +7,7 @@
 namespace kvrt {
 
 /// UNSUPPORTED, naming layer and field, for an id that this library does not store.
-status resolve_format(uint32_t id, operand_role role, uint32_t layer,
+status resolve_format(uint32_t id, operand_role role, const char* field, uint32_t layer,
                       const format_description*& out);
 
 /// Checks a storage struct (may be null) against its operand's format, and copies to next_value

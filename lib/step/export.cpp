@@ -31,6 +31,9 @@ struct exporter {
     uint32_t block_count(uint32_t item) const { return store.model.blocks_for(slots(item)); }
 };
 
+/// What is said of words where there are none: a sealed operand that lies in tiles.
+constexpr operand_layout in_tiles = {.word_bytes = 0};
+
 void describe(const exporter& from) {
     kv_tables& tables = from.tables;
     const tile_layout& layout = from.lane.layout;
@@ -63,8 +66,8 @@ void describe(const exporter& from) {
     tables.value_stride_head = layout.values.head_stride;
     tables.value_stride_dim = layout.values.word_stride;
     tables.fence = from.source.number;
-    tables.key_scales = layout.keys.scales;
-    tables.value_scales = layout.values.scales;
+    tables.key_scales = layout.keys.plain() ? nullptr : layout.keys.scales;
+    tables.value_scales = layout.values.plain() ? nullptr : layout.values.scales;
     tables.key_words = layout.keys.words;
     tables.value_words = layout.values.words;
     tables.key_word_bytes = layout.keys.word_bytes;
@@ -77,20 +80,22 @@ void describe(const exporter& from) {
     tables.sealed_value_offset = sealed.values.offset;
     tables.sealed_key_head_bytes = sealed.keys.tile_at(1) - sealed.keys.offset;
     tables.sealed_value_head_bytes = sealed.values.tile_at(1) - sealed.values.offset;
-    tables.sealed_key_words = sealed.keys.words;
-    tables.sealed_value_words = sealed.values.words;
-    tables.sealed_key_word_bytes = sealed.keys.word_bytes;
-    tables.sealed_value_word_bytes = sealed.values.word_bytes;
-    tables.sealed_key_stride_group = sealed.keys.group_stride;
-    tables.sealed_key_stride_slot = sealed.keys.slot_stride;
-    tables.sealed_key_stride_head = sealed.keys.head_stride;
-    tables.sealed_key_stride_dim = sealed.keys.word_stride;
-    tables.sealed_value_stride_group = sealed.values.group_stride;
-    tables.sealed_value_stride_slot = sealed.values.slot_stride;
-    tables.sealed_value_stride_head = sealed.values.head_stride;
-    tables.sealed_value_stride_dim = sealed.values.word_stride;
-    tables.sealed_key_scales = sealed.keys.scales;
-    tables.sealed_value_scales = sealed.values.scales;
+    const operand_layout& keys = sealed.keys.tiled() ? in_tiles : sealed.keys;
+    const operand_layout& values = sealed.values.tiled() ? in_tiles : sealed.values;
+    tables.sealed_key_words = keys.words;
+    tables.sealed_value_words = values.words;
+    tables.sealed_key_word_bytes = keys.word_bytes;
+    tables.sealed_value_word_bytes = values.word_bytes;
+    tables.sealed_key_stride_group = keys.group_stride;
+    tables.sealed_key_stride_slot = keys.slot_stride;
+    tables.sealed_key_stride_head = keys.head_stride;
+    tables.sealed_key_stride_dim = keys.word_stride;
+    tables.sealed_value_stride_group = values.group_stride;
+    tables.sealed_value_stride_slot = values.slot_stride;
+    tables.sealed_value_stride_head = values.head_stride;
+    tables.sealed_value_stride_dim = values.word_stride;
+    tables.sealed_key_scales = keys.scales;
+    tables.sealed_value_scales = values.scales;
     tables.key_identity = from.lane.key_identity;
     tables.value_identity = from.lane.value_identity;
 }

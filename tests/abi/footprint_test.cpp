@@ -3,6 +3,7 @@
 #include <doctest/doctest.h>
 
 #include <algorithm>
+#include <string>
 #include <vector>
 
 #include "abi/world.hpp"
@@ -29,12 +30,20 @@ kv_layer make_window(uint32_t window, uint32_t sinks) {
     return layer;
 }
 
+/// Of f16, and of int8_token once so many tokens are newer; 0: under pressure alone.
+kv_layer make_demoting(uint32_t demote_after, uint32_t flags = 0) {
+    kv_layer layer = make_layer(2, flags);
+    layer.demoted_key_format = KV_FORMAT_INT8_TOKEN;
+    layer.demote_after = demote_after;
+    return layer;
+}
+
 /// A pool of some layers, and one sequence that goes through it.
 struct driven {
     std::vector<kv_layer> layers;
     kv_pool* pool = nullptr;
     kv_seq seq = 0;
-    uint64_t most_blocks = 0, most_bytes = 0, most_retained = 0, rounds = 0;
+    uint64_t most_blocks = 0, most_bytes = 0, most_retained = 0, rounds = 0, demoted = 0;
 
     driven(const std::vector<kv_layer>& of, uint32_t block_tokens) : layers(of) {
         kv_model model = KV_INIT(kv_model);
@@ -114,6 +123,7 @@ struct driven {
         kv_step_report report = KV_INIT(kv_step_report);
         REQUIRE(kv_step_end(step, &report) == KV_OK);
         rounds += report.compactions + report.compactions_skipped;
+        demoted += report.demoted_blocks;
         look();
     }
 
@@ -211,6 +221,23 @@ std::vector<footprint_case> footprint_cases() {
     threshold.policy.allocator = KV_ALLOCATE_THRESHOLD;
     threshold.policy.threshold = -1.8f;
     cases.push_back(threshold);
+
+    const kv_layer demoting = make_demoting(40), undemoted = make_demoting(0);
+    const kv_layer demoting_apart = make_demoting(24, KV_LAYER_LANE_PER_HEAD);
+    for (const uint32_t scorer : {KV_SCORER_RANDOM, KV_SCORER_STREAMING}) {
+        cases.push_back(
+            {"demotion", {demoting, full}, make_policy(scorer, 72, 24, 0), 16, true, false});
+    }
+    cases.push_back(
+        {"demotion under pressure", {undemoted, full}, make_policy(KV_SCORER_RANDOM, 40, 24, 0)});
+    footprint_case competing = {"demotion, ADAPTIVE",
+                                {demoting_apart, demoting_apart},
+                                make_policy(KV_SCORER_KEY_NORM, 72, 24, 0),
+                                16,
+                                false,
+                                false};
+    competing.policy.allocator = KV_ALLOCATE_ADAPTIVE;
+    cases.push_back(competing);
     return cases;
 }
 
@@ -279,6 +306,19 @@ TEST_CASE("a pyramid's footprint is that of the arithmetic on paper") {
     CHECK(world.footprint(policy, 1, 0).tokens_after_round == 45);  // 63, 42 and 30
 }
 
+TEST_CASE("the footprint where older blocks are demoted is that of the arithmetic on paper") {
+    const driven world({make_demoting(24), make_demoting(0), make_layer(2)}, 16);
+    const kv_policy policy = make_policy(KV_SCORER_KEY_NORM, 40, 8, 0);
+    const kv_policy_footprint taken = world.footprint(policy, 5, 0);
+    CHECK(taken.tokens_steady == 52);
+    // Of 52 tokens 28 are old: one block is demoted. 24 more with 15 of a block that is not full
+    // and a step's 5 are 44: 3 raw blocks. The other layers have 4 each.
+    CHECK(taken.blocks_steady == 4 + 4 + 4);
+    const uint64_t raw = 2 * 16 * 2 * (key_dim + value_dim);
+    const uint64_t demoted = 2 * 16 * (key_dim + 4 + value_dim + 4);
+    CHECK(taken.bytes_steady == demoted + 3 * raw + 8 * raw);
+}
+
 TEST_CASE("sequences keep to the footprint of their policy") {
     for (const footprint_case& tried : footprint_cases()) {
         for (const uint32_t chunk : {1u, 5u, 33u}) {
@@ -291,6 +331,12 @@ TEST_CASE("sequences keep to the footprint of their policy") {
             CHECK(world.most_blocks <= taken.blocks_steady);
             CHECK(world.most_bytes <= taken.bytes_steady);
             if (tried.even) CHECK(world.most_retained <= taken.tokens_steady);
+            if (std::string(tried.name) == "demotion") {
+                // Nor much less: a block is raw still when one is taken to demote it into, and no
+                // token of an open step is demoted.
+                CHECK(world.most_blocks + 2 + chunk / 16 >= taken.blocks_steady);
+                CHECK(world.demoted > 0);
+            }
             if (!tried.tight || chunk != 1) continue;
             CHECK(world.most_retained == taken.tokens_steady);
             CHECK(world.most_blocks == taken.blocks_steady);

@@ -278,6 +278,126 @@ TEST_CASE("tile-local formats: sealed blocks, and one that is still raw") {
     }
 }
 
+/// Two layers of 2 KV heads, f16 at first: 64 and 32 channels, in blocks of 16 tokens.
+constexpr uint64_t raw_block = 2 * 16 * (128 + 64);
+/// Keys in int8_token, with 4 bytes of scale, values in int4_token, with 2 of scale and 2 of least.
+constexpr uint64_t demoted_block = 2 * 16 * (64 + 4 + 16 + 4);
+
+struct demoting_model : small_model {
+    explicit demoting_model(uint32_t demote_after) {
+        layers.resize(2);
+        for (kv_layer& layer : layers) {
+            layer.window = layer.window_sinks = 0;
+            layer.demoted_key_format = KV_FORMAT_INT8_TOKEN;
+            layer.demoted_value_format = KV_FORMAT_INT4_TOKEN;
+            layer.demote_after = demote_after;
+        }
+    }
+};
+
+TEST_CASE("demotion: blocks behind the newest tokens in their smaller format, the others raw") {
+    const demoting_model model(256);
+    const kv_model description = model.describe();
+    kv_pool_config config = small_config();
+    config.max_tokens_per_sequence = config.max_step_tokens = 2048;
+    for (const uint64_t tokens : {1u, 256u, 271u, 272u, 273u, 999u, 1000u, 1008u, 1009u}) {
+        CAPTURE(tokens);
+        // Of 1000 tokens 744 are old, in 46 full blocks and a part; so 264 are in 17 others.
+        const uint64_t old = tokens < 256 ? 0 : (tokens - 256) / 16;
+        const uint64_t raw = (tokens - 16 * old + 15) / 16;
+        // A block that was just demoted was raw a moment before.
+        const uint64_t before = tokens > 256 && tokens % 16 == 0 ? 1 : 0;
+        if (tokens == 1000) CHECK((old == 46 && raw == 17 && before == 0));
+        config.arena_bytes = 0;
+        kv_plan_report plan = KV_INIT(kv_plan_report);
+        plan.sequences = 3;
+        plan.tokens_per_sequence = tokens;
+        plan.layer = 1;
+        REQUIRE(kv_plan(&config, &description, &plan) == KV_OK);
+        CHECK(plan.bytes_per_token == 2 * demoted_block / 16);
+        CHECK(plan.bytes_per_token == 2 * 2 * (68 + 20));
+        CHECK(plan.bytes_per_block == 2 * demoted_block);
+        CHECK(plan.full_bytes_per_token == 2 * demoted_block / 16);
+        // 256 tokens, 15 behind them in a block that is not full, and one more: 17 blocks.
+        CHECK(plan.constant_bytes_per_sequence == 2 * 17 * raw_block);
+        CHECK(plan.blocks_per_sequence == 2 * (old + raw + before));
+        CHECK(plan.bytes_per_sequence == 2 * (old * demoted_block + (raw + before) * raw_block));
+        CHECK(plan.layer_bytes_per_block == demoted_block);
+        CHECK(2 * plan.layer_bytes_per_sequence == plan.bytes_per_sequence);
+        // A slab of 341 raw blocks, and one of 744 demoted ones.
+        CHECK(plan.arena_bytes_needed == (old + before == 0 ? 1u : 2u) << 21);
+
+        config.arena_bytes = plan.arena_bytes_needed;
+        kv_pool* pool = nullptr;
+        REQUIRE(kv_pool_create(&config, &description, &pool) == KV_OK);
+        for (uint64_t held = 1; held <= 3; ++held) {
+            kv_seq seq = 0;
+            REQUIRE(kv_seq_create(pool, nullptr, &seq) == KV_OK);
+            REQUIRE(add(pool, seq, tokens, 7) == KV_OK);
+            kv_seq_info info = KV_INIT(kv_seq_info);
+            REQUIRE(kv_seq_get_info(pool, seq, &info) == KV_OK);
+            CHECK(info.bytes + 2 * before * raw_block == plan.bytes_per_sequence);
+            CHECK(info.blocks + 2 * before == plan.blocks_per_sequence);
+            kv_pool_stats stats = KV_INIT(kv_pool_stats);
+            REQUIRE(kv_pool_get_stats(pool, &stats) == KV_OK);
+            CHECK(stats.live_bytes == held * info.bytes);
+        }
+        CHECK(kv_pool_check(pool) == KV_OK);
+        kv_pool_release(pool);
+    }
+}
+
+TEST_CASE("demotion under pressure alone is not planned with: blocks count as they are written") {
+    const demoting_model model(0);
+    small_model without;
+    without.layers.resize(2);
+    without.layers[1].window = without.layers[1].window_sinks = 0;
+    kv_plan_report plans[2] = {KV_INIT(kv_plan_report), KV_INIT(kv_plan_report)};
+    for (const uint32_t i : {0u, 1u}) {
+        const kv_model description = i == 0 ? model.describe() : without.describe();
+        kv_pool_config config = small_config();
+        config.pressure_percent = 90;
+        plans[i].sequences = 3;
+        plans[i].tokens_per_sequence = 1000;
+        REQUIRE(kv_plan(&config, &description, &plans[i]) == KV_OK);
+        plans[i].metadata_bytes = 0;  // of one size of blocks more
+    }
+    CHECK(plans[0].bytes_per_token == 2 * 2 * (128 + 64));
+    CHECK(plans[0].bytes_per_sequence == 2 * 63 * raw_block);
+    CHECK(plans[0].constant_bytes_per_sequence == 0);
+    CHECK(std::memcmp(&plans[0], &plans[1], sizeof plans[0]) == 0);
+}
+
+TEST_CASE("demotion in windows: what is held between steps is never more than planned") {
+    for (const uint32_t after : {1u, 20u, 60u, 1000u}) {
+        demoting_model model(after);
+        model.layers[1].window = 64;
+        model.layers[1].window_sinks = 4;
+        for (const uint64_t tokens : {40u, 64u, 100u, 1000u}) {
+            CAPTURE(after);
+            CAPTURE(tokens);
+            const planned p(model, 2, tokens);
+            const kv_model description = model.describe();
+            kv_pool* pool = nullptr;
+            REQUIRE(kv_pool_create(&p.config, &description, &pool) == KV_OK);
+            uint64_t most = 0;
+            for (const uint32_t chunk : {1u, 7u, 33u, 4096u}) {
+                kv_seq seq = 0;
+                REQUIRE(kv_seq_create(pool, nullptr, &seq) == KV_OK);
+                REQUIRE(add(pool, seq, tokens, chunk) == KV_OK);
+                kv_seq_info info = KV_INIT(kv_seq_info);
+                REQUIRE(kv_seq_get_info(pool, seq, &info) == KV_OK);
+                CHECK(info.bytes <= p.plan.bytes_per_sequence);
+                most = std::max(most, info.bytes);
+                REQUIRE(kv_seq_release(pool, seq) == KV_OK);
+            }
+            // Nor much less: of each layer a block, and one that was raw.
+            CHECK(most + 2 * (raw_block + demoted_block) >= p.plan.bytes_per_sequence);
+            kv_pool_release(pool);
+        }
+    }
+}
+
 TEST_CASE("a plan counts the metadata that a pool with threads will take") {
     const small_model model;
     const kv_model description = model.describe();

@@ -44,6 +44,8 @@ struct layer_shape {
     int32_t outlier_head = -1;       // a query head with a channel far above the others
     std::vector<float> scales = {};  // static ones, of keys and of values
     std::vector<float> channel_means = {}, channel_scales = {};  // of keys, [kv_heads, key_dim]
+    uint32_t demoted_key_format = 0, demoted_value_format = 0, demote_after = 0;
+    uint32_t demoted_storage_flags = 0;
 };
 
 struct pool_shape {
@@ -96,6 +98,7 @@ class engine {
         std::vector<kv_layer> layers(shape.layers.size(), KV_INIT(kv_layer));
         std::vector<kv_storage> storages(shape.layers.size(), KV_INIT(kv_storage));
         std::vector<kv_storage> value_storages(shape.layers.size(), KV_INIT(kv_storage));
+        std::vector<kv_storage> demoted_storages(shape.layers.size(), KV_INIT(kv_storage));
         kv_rope rope = KV_INIT(kv_rope);
         rope.style = shape.rope_style;
         for (std::size_t i = 0; i < layers.size(); ++i) {
@@ -122,6 +125,13 @@ class engine {
             }
             layer.key_storage = &storages[i];
             layer.value_storage = &value_storages[i];
+            layer.demoted_key_format = source.demoted_key_format;
+            layer.demoted_value_format = source.demoted_value_format;
+            layer.demote_after = source.demote_after;
+            demoted_storages[i].flags = source.demoted_storage_flags;
+            if (source.demoted_storage_flags != 0) {
+                layer.demoted_key_storage = layer.demoted_value_storage = &demoted_storages[i];
+            }
             if (source.lane_per_head) layer.flags = KV_LAYER_LANE_PER_HEAD;
             if (source.shared_layer >= 0) {
                 layer.flags = KV_LAYER_SHARED;

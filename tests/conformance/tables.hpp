@@ -9,10 +9,11 @@ namespace conformance {
 struct exported {
     kv_tables tables = KV_INIT(kv_tables);
     std::vector<int32_t> block_table, indptr, indices, last_page_len, query_start, kv_len,
-        positions, slot_positions, slot_indptr;
+        positions, slot_positions, slot_indptr, sealed_blocks;
     std::vector<int64_t> slot_mapping;
 
-    exported(kv_step* step, uint32_t layer) {
+    exported(kv_step* step, uint32_t layer, uint32_t kv_head = 0) {
+        tables.kv_head = kv_head;
         require_ok(kv_step_export(step, layer, &tables));  // sizes first
         const std::size_t items = tables.item_count, tokens = tables.token_count;
         block_table.assign(items * (tables.max_blocks + 2), 7);
@@ -25,6 +26,7 @@ struct exported {
         slot_positions.resize(tables.slot_positions_count);
         slot_indptr.resize(items + 1);
         slot_mapping.resize(tokens);
+        sealed_blocks.resize(items);
         tables.block_table = block_table.data();
         tables.block_table_stride = tables.max_blocks + 2;
         tables.block_table_capacity = block_table.size();
@@ -39,6 +41,7 @@ struct exported {
         tables.slot_positions_capacity = slot_positions.size();
         tables.slot_indptr = slot_indptr.data();
         tables.slot_mapping = slot_mapping.data();
+        tables.sealed_blocks = sealed_blocks.data();
         tables.item_capacity = items;
         tables.token_capacity = tokens;
         require_ok(kv_step_export(step, layer, &tables));

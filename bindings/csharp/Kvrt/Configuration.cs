@@ -147,6 +147,28 @@ namespace Kvrt
         /// <summary>How keys and queries were rotated; null: not, or not told.</summary>
         public Rope Rope { get; set; }
 
+        /// <summary>Full blocks of older tokens are coded into this format, from the oldest on, and
+        /// their bytes return: token-local, and not <see cref="StorageFormat.Affine4"/>. Keys and
+        /// values are f32, f16 or bf16 before. Default: nothing is demoted.</summary>
+        public StorageFormat DemotedKeyFormat { get; set; }
+
+        /// <summary>The same of values: token-local, or <see cref="ValueFormat"/>; default: as
+        /// keys.</summary>
+        public StorageFormat DemotedValueFormat { get; set; }
+
+        /// <summary>Blocks behind the newest so many retained tokens are demoted at the end of
+        /// steps; 0: only under pressure (<see cref="PoolConfig.PressurePercent"/>), before
+        /// policies
+        /// evict.</summary>
+        public uint DemoteAfter { get; set; }
+
+        /// <summary>What demoted keys are stored with; null: nothing. With
+        /// <see cref="StorageOptions.Rotate"/> keys are written rotated, too.</summary>
+        public Storage DemotedKeyStorage { get; set; }
+
+        /// <summary>What demoted values are stored with; null: nothing.</summary>
+        public Storage DemotedValueStorage { get; set; }
+
         internal Layer Copy()
         {
             return (Layer)MemberwiseClone();

@@ -107,9 +107,10 @@ namespace Kvrt
         public uint ValueWordBytes => report.value_word_bytes;
 
         /// <summary>How keys of the first <see cref="TableBuffers.SealedBlocks"/> of an item are
-        /// stored, which are coded whole, and not to be written. All else, but for what is called
-        /// sealed, is about the blocks behind them, where new rows go. In layers without
-        /// <see cref="StorageFormat.Kivi4"/> and the like nothing is sealed.</summary>
+        /// stored, which are not to be written: coded whole in <see cref="StorageFormat.Kivi4"/>
+        /// and the like, row by row with <see cref="Layer.DemotedKeyFormat"/>. All else, but for
+        /// what is called sealed, is about the blocks behind them, where new rows go. In other
+        /// layers nothing is sealed.</summary>
         public StorageFormat SealedKeyFormat => (StorageFormat)report.sealed_key_format;
 
         /// <summary>How values of sealed blocks are stored.</summary>
@@ -139,5 +140,49 @@ namespace Kvrt
 
         /// <summary>Whose all this is, with <see cref="Layer.LanePerHead"/>; else 0.</summary>
         public uint KvHead => report.kv_head;
+
+        /// <summary>Words of a row of keys in a sealed block; 0 where keys are coded
+        /// whole, as are their bytes and strides.</summary>
+        public uint SealedKeyWords => report.sealed_key_words;
+
+        /// <summary>Words of a row of values in a sealed block; 0 where values are coded
+        /// whole, as are their bytes and strides.</summary>
+        public uint SealedValueWords => report.sealed_value_words;
+
+        /// <summary>Bytes of a word of keys in a sealed block.</summary>
+        public uint SealedKeyWordBytes => report.sealed_key_word_bytes;
+
+        /// <summary>Bytes of a word of values in a sealed block.</summary>
+        public uint SealedValueWordBytes => report.sealed_value_word_bytes;
+
+        /// <summary>Words from one group of keys in a sealed block to the next.</summary>
+        public long SealedKeyStrideGroup => report.sealed_key_stride_group;
+
+        /// <summary>Words from one slot of keys in a sealed block to the next.</summary>
+        public long SealedKeyStrideSlot => report.sealed_key_stride_slot;
+
+        /// <summary>Words from one head of keys in a sealed block to the next.</summary>
+        public long SealedKeyStrideHead => report.sealed_key_stride_head;
+
+        /// <summary>Words from one word of a row of keys in a sealed block to the next.</summary>
+        public long SealedKeyStrideDim => report.sealed_key_stride_dim;
+
+        /// <summary>Words from one group of values in a sealed block to the next.</summary>
+        public long SealedValueStrideGroup => report.sealed_value_stride_group;
+
+        /// <summary>Words from one slot of values in a sealed block to the next.</summary>
+        public long SealedValueStrideSlot => report.sealed_value_stride_slot;
+
+        /// <summary>Words from one head of values in a sealed block to the next.</summary>
+        public long SealedValueStrideHead => report.sealed_value_stride_head;
+
+        /// <summary>Words from one word of a row of values in a sealed block to the next.</summary>
+        public long SealedValueStrideDim => report.sealed_value_stride_dim;
+
+        /// <summary>[kv_heads] static ones of sealed keys; zero: the format has none.</summary>
+        public IntPtr SealedKeyScales => (IntPtr)report.sealed_key_scales;
+
+        /// <summary>[kv_heads] static ones of sealed values; zero: the format has none.</summary>
+        public IntPtr SealedValueScales => (IntPtr)report.sealed_value_scales;
     }
 }

@@ -148,6 +148,11 @@ namespace Kvrt
             }
             layer.key_storage = Describe(source.KeyStorage, index);
             layer.value_storage = Describe(source.ValueStorage, index);
+            layer.demoted_key_format = (uint)source.DemotedKeyFormat;
+            layer.demoted_value_format = (uint)source.DemotedValueFormat;
+            layer.demote_after = source.DemoteAfter;
+            layer.demoted_key_storage = Describe(source.DemotedKeyStorage, index);
+            layer.demoted_value_storage = Describe(source.DemotedValueStorage, index);
             return layer;
         }
 

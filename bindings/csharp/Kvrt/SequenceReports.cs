@@ -163,6 +163,13 @@ namespace Kvrt
 
         /// <summary>Its status: <see cref="Status.Again"/> when blocks were missing.</summary>
         public Status LastSkipStatus => (Status)report.last_skip_status;
+
+        /// <summary>Coded into the smaller formats of their layers
+        /// (<see cref="Layer.DemotedKeyFormat"/>).</summary>
+        public ulong DemotedBlocks => report.demoted_blocks;
+
+        /// <summary>How many fewer these take now.</summary>
+        public ulong DemotedBytes => report.demoted_bytes;
     }
 
     /// <summary>What a round of compaction brought: sums over layers, tokens per layer and KV head.

@@ -92,6 +92,8 @@ namespace Kvrt.Tests
                 Enumerable.Repeat(3.5, (int)layer.Rope.Dimensions / 2).ToArray();
             layer.KeyStorage = new Storage { Scales = new[] { 4.5f, 5.5f } };
             layer.ValueStorage = new Storage { Options = StorageOptions.Rotate };
+            layer.DemotedKeyStorage = new Storage { Scales = new[] { 6.5f } };
+            layer.DemotedValueStorage = new Storage { Scales = new[] { 7.5f, 8.5f } };
             var configuration = (IDisposable)Activator.CreateInstance(
                 Internal("NativeConfiguration"), config, new Model(new[] { layer, layer }));
             using (configuration)
@@ -133,6 +135,12 @@ namespace Kvrt.Tests
                 Check.Equal(5.5f, keys.scales[1], "last scale of keys");
                 Check.Equal(0u, values.scale_count, "scales of values");
                 Check.True(values.scales == null, "pointer to scales of values");
+                keys = *native.demoted_key_storage;
+                values = *native.demoted_value_storage;
+                Check.Equal(1u, keys.scale_count, "scales of demoted keys");
+                Check.Equal(6.5f, keys.scales[0], "scale of demoted keys");
+                Check.Equal(2u, values.scale_count, "scales of demoted values");
+                Check.Equal(8.5f, values.scales[1], "last scale of demoted values");
                 Check.Equal(3.5, rope.inverse_frequencies[rope.dimensions / 2 - 1], "frequencies");
             }
         }
@@ -161,7 +169,9 @@ namespace Kvrt.Tests
                 Check.True(model.layers[0].rope == null && model.layers[0].sink_logits == null &&
                            model.layers[0].alibi_slopes == null &&
                            model.layers[0].key_storage == null &&
-                           model.layers[0].value_storage == null, "pointers");
+                           model.layers[0].value_storage == null &&
+                           model.layers[0].demoted_key_storage == null &&
+                           model.layers[0].demoted_value_storage == null, "pointers");
             }
         }
     }

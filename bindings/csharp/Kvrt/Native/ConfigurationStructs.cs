@@ -81,6 +81,12 @@ namespace Kvrt.Native
         public kv_rope* rope;
         public kv_storage* key_storage;
         public kv_storage* value_storage;
+        public uint demoted_key_format;
+        public uint demoted_value_format;
+        public uint demote_after;
+        public uint reserved1;
+        public kv_storage* demoted_key_storage;
+        public kv_storage* demoted_value_storage;
     }
 
     /// <summary>The layers of a model.</summary>

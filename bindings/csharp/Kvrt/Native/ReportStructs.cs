@@ -94,6 +94,8 @@ namespace Kvrt.Native
         public ulong pressure_rounds;
         public uint last_skip_outcome;
         public int last_skip_status;
+        public ulong demoted_blocks;
+        public ulong demoted_bytes;
     }
 
     /// <summary>Buffers of the caller for one layer's tables, and the constants of its
@@ -149,6 +151,14 @@ namespace Kvrt.Native
         public ulong key_identity, value_identity;
         public uint kv_head;
         public uint reserved0;
+        public uint sealed_key_words, sealed_value_words;
+        public uint sealed_key_word_bytes, sealed_value_word_bytes;
+        public long sealed_key_stride_group, sealed_key_stride_slot;
+        public long sealed_key_stride_head, sealed_key_stride_dim;
+        public long sealed_value_stride_group, sealed_value_stride_slot;
+        public long sealed_value_stride_head, sealed_value_stride_dim;
+        public float* sealed_key_scales;
+        public float* sealed_value_scales;
     }
 
     /// <summary>What a round of compaction brought.</summary>

@@ -117,6 +117,12 @@ pub struct kv_layer {
     pub rope: *const kv_rope,
     pub key_storage: *const kv_storage,
     pub value_storage: *const kv_storage,
+    pub demoted_key_format: u32,
+    pub demoted_value_format: u32,
+    pub demote_after: u32,
+    pub reserved1: u32,
+    pub demoted_key_storage: *const kv_storage,
+    pub demoted_value_storage: *const kv_storage,
 }
 
 /// Section 4: the layers.
@@ -257,6 +263,8 @@ pub struct kv_step_report {
     pub pressure_rounds: u64,
     pub last_skip_outcome: u32,
     pub last_skip_status: i32,
+    pub demoted_blocks: u64,
+    pub demoted_bytes: u64,
 }
 
 /// Section 8: block tables for foreign kernels.
@@ -324,6 +332,20 @@ pub struct kv_tables {
     pub value_identity: u64,
     pub kv_head: u32,
     pub reserved0: u32,
+    pub sealed_key_words: u32,
+    pub sealed_value_words: u32,
+    pub sealed_key_word_bytes: u32,
+    pub sealed_value_word_bytes: u32,
+    pub sealed_key_stride_group: i64,
+    pub sealed_key_stride_slot: i64,
+    pub sealed_key_stride_head: i64,
+    pub sealed_key_stride_dim: i64,
+    pub sealed_value_stride_group: i64,
+    pub sealed_value_stride_slot: i64,
+    pub sealed_value_stride_head: i64,
+    pub sealed_value_stride_dim: i64,
+    pub sealed_key_scales: *const f32,
+    pub sealed_value_scales: *const f32,
 }
 
 /// Section 9: `[rows, heads, dim]` in the caller's memory.

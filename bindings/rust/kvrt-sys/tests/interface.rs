@@ -76,7 +76,8 @@ fn structs_lie_as_the_c_compiler_lays_them() {
         kv_layer { struct_size, flags, next, query_heads, kv_heads, key_dim, value_dim,
             key_format, value_format, shared_layer, window, window_sinks, reserved0,
             softmax_scale, logit_softcap, sink_logits, alibi_slopes, rope, key_storage,
-            value_storage }
+            value_storage, demoted_key_format, demoted_value_format, demote_after, reserved1,
+            demoted_key_storage, demoted_value_storage }
         kv_model { struct_size, flags, next, layers, layer_count, reserved0 }
         kv_pool_config { struct_size, flags, next, arena_bytes, device, layout,
             block_tokens, max_sequences, max_tokens_per_sequence, max_step_sequences,
@@ -94,7 +95,8 @@ fn structs_lie_as_the_c_compiler_lays_them() {
             item_statuses }
         kv_step_report { struct_size, flags, next, fence, accepted_tokens,
             window_blocks_returned, compactions, compactions_skipped, blocks_returned,
-            bytes_returned, pressure_rounds, last_skip_outcome, last_skip_status }
+            bytes_returned, pressure_rounds, last_skip_outcome, last_skip_status, demoted_blocks,
+            demoted_bytes }
         kv_tables { struct_size, flags, next, block_table, block_table_stride,
             block_table_capacity, indptr, indices, last_page_len, slot_mapping, query_start,
             kv_len, positions, slot_positions, slot_indptr, indices_capacity, item_capacity,
@@ -107,7 +109,11 @@ fn structs_lie_as_the_c_compiler_lays_them() {
             key_word_bytes, value_word_bytes, sealed_key_format, sealed_value_format,
             sealed_blocks, sealed_block_bytes, sealed_key_offset, sealed_value_offset,
             sealed_key_head_bytes, sealed_value_head_bytes, key_identity, value_identity,
-            kv_head, reserved0 }
+            kv_head, reserved0, sealed_key_words, sealed_value_words, sealed_key_word_bytes,
+            sealed_value_word_bytes, sealed_key_stride_group, sealed_key_stride_slot,
+            sealed_key_stride_head, sealed_key_stride_dim, sealed_value_stride_group,
+            sealed_value_stride_slot, sealed_value_stride_head, sealed_value_stride_dim,
+            sealed_key_scales, sealed_value_scales }
         kv_tensor { struct_size, flags, next, data, dtype, reserved0, rows, heads, dim,
             row_stride, head_stride, dim_stride }
         kv_attend_options { struct_size, flags, next, log_sum_exp }

@@ -136,6 +136,8 @@ pub struct Layer {
     rope: Option<Rope>,
     key_storage: Option<Storage>,
     value_storage: Option<Storage>,
+    demoted_key_storage: Option<Storage>,
+    demoted_value_storage: Option<Storage>,
 }
 
 impl Layer {
@@ -150,6 +152,8 @@ impl Layer {
             rope: None,
             key_storage: None,
             value_storage: None,
+            demoted_key_storage: None,
+            demoted_value_storage: None,
         }
     }
 
@@ -164,6 +168,10 @@ impl Layer {
         softmax_scale: f32,
         /// Logits become cap * tanh(logit / cap); 0: off.
         logit_softcap: f32,
+        /// With `demoted_key_format`: blocks behind the newest so many retained tokens are demoted
+        /// at the end of steps; 0: only under pressure (`PoolConfig::pressure_percent`), before
+        /// policies evict.
+        demote_after: u32,
     }
 
     flags! {
@@ -200,6 +208,37 @@ impl Layer {
         self
     }
 
+    /// Full blocks of older tokens are coded into this format, from the oldest on, and their bytes
+    /// return; values too unless `demoted_value_format` says otherwise. Token-local, and not
+    /// `Format::Affine4`; keys and values are f32, f16 or bf16 before. `demote_after` says when.
+    #[must_use]
+    pub fn demoted_key_format(mut self, format: Format) -> Self {
+        self.raw.0.demoted_key_format = format.code();
+        self
+    }
+
+    /// The same of values. Theirs before: they stay as they are.
+    #[must_use]
+    pub fn demoted_value_format(mut self, format: Format) -> Self {
+        self.raw.0.demoted_value_format = format.code();
+        self
+    }
+
+    /// What the demoted format of keys wants besides. With `Storage::rotate` keys are written
+    /// rotated, too.
+    #[must_use]
+    pub fn demoted_key_storage(mut self, storage: Storage) -> Self {
+        self.demoted_key_storage = Some(storage);
+        self
+    }
+
+    /// The same of values.
+    #[must_use]
+    pub fn demoted_value_storage(mut self, storage: Storage) -> Self {
+        self.demoted_value_storage = Some(storage);
+        self
+    }
+
     /// Stores nothing and attends over the cache of an earlier layer with the same kv_heads,
     /// key_dim and value_dim.
     #[must_use]
@@ -233,8 +272,10 @@ impl Layer {
     fn lend_parts(&self) -> Result<LayerParts> {
         Ok(LayerParts {
             rope: self.rope.as_ref().map(|rope| rope.lend(self.raw.0.key_dim)).transpose()?,
-            key_storage: self.key_storage.as_ref().map(Storage::lend).transpose()?,
-            value_storage: self.value_storage.as_ref().map(Storage::lend).transpose()?,
+            key_storage: lend_storage(&self.key_storage)?,
+            value_storage: lend_storage(&self.value_storage)?,
+            demoted_key_storage: lend_storage(&self.demoted_key_storage)?,
+            demoted_value_storage: lend_storage(&self.demoted_value_storage)?,
         })
     }
 
@@ -253,6 +294,8 @@ impl Layer {
         raw.rope = pointer(&parts.rope);
         raw.key_storage = pointer(&parts.key_storage);
         raw.value_storage = pointer(&parts.value_storage);
+        raw.demoted_key_storage = pointer(&parts.demoted_key_storage);
+        raw.demoted_value_storage = pointer(&parts.demoted_value_storage);
         Ok(raw)
     }
 }
@@ -262,6 +305,12 @@ struct LayerParts {
     rope: Option<sys::kv_rope>,
     key_storage: Option<sys::kv_storage>,
     value_storage: Option<sys::kv_storage>,
+    demoted_key_storage: Option<sys::kv_storage>,
+    demoted_value_storage: Option<sys::kv_storage>,
+}
+
+fn lend_storage(storage: &Option<Storage>) -> Result<Option<sys::kv_storage>> {
+    storage.as_ref().map(Storage::lend).transpose()
 }
 
 fn pointer<T>(part: &Option<T>) -> *const T {

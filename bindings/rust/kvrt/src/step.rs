@@ -119,6 +119,10 @@ pub struct StepReport {
     pub last_skip_outcome: Option<CompressOutcome>,
     /// Its status: `Status::AGAIN` when blocks were missing.
     pub last_skip_status: Status,
+    /// Coded into the smaller formats of their layers (`Layer::demoted_key_format`).
+    pub demoted_blocks: u64,
+    /// How many fewer these take now.
+    pub demoted_bytes: u64,
 }
 
 impl From<sys::kv_step_report> for StepReport {
@@ -134,6 +138,8 @@ impl From<sys::kv_step_report> for StepReport {
             pressure_rounds: raw.pressure_rounds,
             last_skip_outcome: CompressOutcome::of_round(raw.last_skip_outcome),
             last_skip_status: Status::from_code(raw.last_skip_status),
+            demoted_blocks: raw.demoted_blocks,
+            demoted_bytes: raw.demoted_bytes,
         }
     }
 }

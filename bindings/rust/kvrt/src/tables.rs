@@ -64,9 +64,10 @@ pub struct TileStrides {
     pub dim: i64,
 }
 
-/// How the sealed blocks of a layer lie: with `Format::Kivi4` and the like, the first blocks of an
-/// item, as many as `TableBuffers::sealed_blocks` says, are coded whole, and are not to be written.
-/// In other layers nothing is sealed.
+/// How the sealed blocks of a layer lie: the first blocks of an item, as many as
+/// `TableBuffers::sealed_blocks` says, which are not to be written. With `Format::Kivi4` and the
+/// like they are coded whole, with `Layer::demoted_key_format` row by row. In other layers nothing
+/// is sealed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct SealedLayout {
@@ -80,6 +81,13 @@ pub struct SealedLayout {
     /// Bytes from a head's keys to the next one's.
     pub key_head_bytes: i64,
     pub value_head_bytes: i64,
+    /// Of a row of one head's keys; 0 where keys are coded whole, as are their bytes and strides.
+    pub key_words: u32,
+    pub value_words: u32,
+    pub key_word_bytes: u32,
+    pub value_word_bytes: u32,
+    pub key_strides: TileStrides,
+    pub value_strides: TileStrides,
 }
 
 /// The filled tables of one layer and the memory that they name, until they are dropped. The step
@@ -319,7 +327,33 @@ impl Tables<'_> {
             value_offset: self.raw.sealed_value_offset,
             key_head_bytes: self.raw.sealed_key_head_bytes,
             value_head_bytes: self.raw.sealed_value_head_bytes,
+            key_words: self.raw.sealed_key_words,
+            value_words: self.raw.sealed_value_words,
+            key_word_bytes: self.raw.sealed_key_word_bytes,
+            value_word_bytes: self.raw.sealed_value_word_bytes,
+            key_strides: TileStrides {
+                group: self.raw.sealed_key_stride_group,
+                slot: self.raw.sealed_key_stride_slot,
+                head: self.raw.sealed_key_stride_head,
+                dim: self.raw.sealed_key_stride_dim,
+            },
+            value_strides: TileStrides {
+                group: self.raw.sealed_value_stride_group,
+                slot: self.raw.sealed_value_stride_slot,
+                head: self.raw.sealed_value_stride_head,
+                dim: self.raw.sealed_value_stride_dim,
+            },
         }
+    }
+
+    /// `key_scales` of sealed blocks.
+    pub fn sealed_key_scales(&self) -> *const f32 {
+        self.raw.sealed_key_scales
+    }
+
+    /// `value_scales` of sealed blocks.
+    pub fn sealed_value_scales(&self) -> *const f32 {
+        self.raw.sealed_value_scales
     }
 
     /// A hash of what the bytes of keys depend on besides the keys. Rows of one pool can be read in
