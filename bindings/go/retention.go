@@ -98,9 +98,9 @@ type Policy struct {
 	Window       uint32  // the last so many queries count; 0: the scorer's own
 	PoolWidth    uint32  // scores become the mean of so many neighbours, odd; 0: the scorer's own
 	ObserveEvery uint32  // every so-manieth one-token step is observed; 0: 4 (H2O, Blend), 1
-	Decay        float32 // H2O, Blend: what a query counts after each one behind it; 0: 1, 0.998
-	PriorShare   float32 // Blend: share of what is expected; 0: 0.5
-	Redundancy   float32 // RKV: weight of redundancy, up to 1; 0: 0.9
+	Decay        float32 // H2O, Blend: what a query counts after each one behind it; 0: 1, 0.97
+	PriorShare   float32 // Blend: share of what is expected; 0: 0.1
+	Redundancy   float32 // RKV: weight of redundancy, up to 1; 0: 0.9. Blend: of unlikeness; 0: 0.3
 	Similarity   float32 // PolicyExactRedundancy: keys are similar above this cosine; 0: 0.5
 	FloorShare   float32 // AllocateAdaptive: of its budget each head is sure of; 0: 0.2
 	Threshold    float32 // AllocateThreshold

@@ -568,7 +568,7 @@ typedef struct kv_step_report {
     uint32_t last_skip_outcome; /* KV_COMPRESS_* of the last round that was skipped; 0: none was */
     int32_t last_skip_status;   /* its kv_status: KV_AGAIN when blocks were missing */
     uint64_t demoted_blocks;    /* coded into their layers' smaller formats */
-    uint64_t demoted_bytes;     /* how many fewer these take now */
+    uint64_t demoted_bytes;     /* how many fewer are taken for that now */
 } kv_step_report;
 
 /* Ends the step: accepted tokens become part of their sequences, the rest is rolled back, blocks
@@ -742,7 +742,8 @@ enum {
     KV_SCORER_EXPECTED_ATTENTION = 14, /* softmax of expected logits, times |v| (2510.00636) */
     /* By numbers that the host gives (kv_seq_set_scores): KVzap, DMS and their kin. */
     KV_SCORER_HOST = 15,
-    /* Our own: what attention gave a token so far, and what TRIATTENTION expects of the future. */
+    /* Our own: what attention gave a token and its neighbours of late, what TRIATTENTION expects of
+       the future, and how unlike others its key is. docs/retention.md says how it fares. */
     KV_SCORER_BLEND = 16
 };
 
@@ -808,14 +809,14 @@ typedef struct kv_policy {
                                older ones are forgotten: rounds every multiple of `window` tokens,
                                in steps of one, see exactly those */
     uint32_t pool_width;    /* odd, at most 127: scores by attention, and of the host, become the
-                               mean of so many neighbours; 0: the scorer's (SNAPKV, VASE_ATTENTION
-                               5, RKV 7, maximum), else 1 */
+                               mean of so many neighbours; 0: the scorer's (SNAPKV, VASE_ATTENTION,
+                               BLEND 5, RKV 7, maximum), else 1 */
     uint32_t observe_every; /* attention of one-token steps is observed in every so-manieth alone,
                                since that takes up to a twelfth of the attention's time; 0: 4 for
                                H2O (whose authors observe all) and BLEND, 1 for the others */
     float decay;            /* H2O, BLEND: what a query counts after each one behind it; 0: 1 for
-                               H2O, 0.998 for BLEND */
-    float prior_share;      /* BLEND: share of what is expected; the rest is of what was; 0: 0.5 */
+                               H2O, 0.97 for BLEND */
+    float prior_share;      /* BLEND: share of what is expected; the rest is of what was; 0: 0.1 */
     float redundancy;       /* RKV: weight of redundancy, up to 1; 0: 0.9. BLEND: share of what is
                                kept for being unlike other keys (KEYDIFF), up to 1; 0: 0.3 */
     float similarity;       /* RKV, EXACT_REDUNDANCY: keys are similar above this cosine; 0: 0.5 */

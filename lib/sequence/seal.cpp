@@ -53,6 +53,7 @@ void put_sealed(cache& store, sequence& owner, uint32_t lane, block_id target, d
     drop_block(store, source, owner.last_fence, raw);
     if (!geometry.demotes) return;
     ++demoted.blocks;
+    if (raw.blocks == 0) return;  // others still read it
     demoted.bytes += geometry.layout.block_bytes - geometry.sealed_layout.block_bytes;
 }
 

@@ -64,7 +64,8 @@ constexpr retention_method methods[] = {
      .scorer = KV_SCORER_TRIATTENTION,
      .flags = KV_POLICY_PROTECT_PROMPT,
      .recent = 128},
-    // Our own.
+    // Our own; behind the first, older tokens are demoted, so that more of them stay for the same
+    // bytes.
     {.name = "blend",
      .observes = observation::decayed_queries,
      .scorer = KV_SCORER_BLEND,

@@ -230,7 +230,7 @@ inline scored scores_of(const tracker& t, uint32_t layer, uint32_t head, const k
                 standardised(triattention(t, layer, head, chosen), chosen);
             const std::vector<double> unlike =
                 standardised(key_differences(t, layer, head), chosen);
-            const double share = policy.prior_share != 0.0f ? double{policy.prior_share} : 0.5;
+            const double share = policy.prior_share != 0.0f ? double{policy.prior_share} : 0.1;
             const double apart = policy.redundancy != 0.0f ? double{policy.redundancy} : 0.3;
             for (std::size_t slot = 0; slot < count; ++slot) {
                 const double asked = share * prior[slot] + (1.0 - share) * made.score[slot];

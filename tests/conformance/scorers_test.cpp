@@ -139,7 +139,7 @@ TEST_CASE("scorers: what is expected, alone and beside what was observed") {
                 kv_policy policy = with_window(scorer, 40, 0);
                 policy.flags = KV_POLICY_STATISTICS_ONLINE;
                 policy.prior_share = share;
-                const counted_rows rule{everything, double{0.998f}};
+                const counted_rows rule{everything, double{0.97f}};
                 tracker t(host, host.create(&policy), 1);
                 live(t);
                 if (scorer == KV_SCORER_BLEND) check_observed(t, rule);

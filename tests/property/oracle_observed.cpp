@@ -22,7 +22,7 @@ observed_rules rules_of(const kv_policy& policy) {
         case KV_SCORER_BLEND:
             rules.kind = observed_kind::mass;
             rules.every = 4;
-            rules.decay = policy.decay != 0.0f ? policy.decay : 0.998f;
+            rules.decay = policy.decay != 0.0f ? policy.decay : 0.97f;
             break;
         case KV_SCORER_TOVA:
             rules.kind = observed_kind::last;

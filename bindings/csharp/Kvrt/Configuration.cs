@@ -281,13 +281,14 @@ namespace Kvrt
         public uint ObserveEvery { get; set; }
 
         /// <summary>H2o, Blend: what a query counts after each one behind it; 0: 1 and
-        /// 0.998.</summary>
+        /// 0.97.</summary>
         public float Decay { get; set; }
 
-        /// <summary>Blend: share of what is expected; the rest is of what was; 0: 0.5.</summary>
+        /// <summary>Blend: share of what is expected; the rest is of what was; 0: 0.1.</summary>
         public float PriorShare { get; set; }
 
-        /// <summary>RKv: weight of redundancy, up to 1; 0: 0.9.</summary>
+        /// <summary>RKv: weight of redundancy, up to 1; 0: 0.9. Blend: share of what stays for being
+        /// unlike other keys; 0: 0.3.</summary>
         public float Redundancy { get; set; }
 
         /// <summary><see cref="PolicyOptions.ExactRedundancy"/>: keys are similar above this

@@ -59,11 +59,12 @@ impl Policy {
         /// Attention of one-token steps is observed in every so-manieth alone; 0: 4 for `H2o` and
         /// `Blend`, 1 for the others.
         observe_every: u32,
-        /// `H2o`, `Blend`: what a query counts after each one behind it; 0: 1 and 0.998.
+        /// `H2o`, `Blend`: what a query counts after each one behind it; 0: 1 and 0.97.
         decay: f32,
-        /// `Blend`: share of what is expected; the rest is of what was; 0: 0.5.
+        /// `Blend`: share of what is expected; the rest is of what was; 0: 0.1.
         prior_share: f32,
-        /// `RKv`: weight of redundancy, up to 1; 0: 0.9.
+        /// `RKv`: weight of redundancy, up to 1; 0: 0.9. `Blend`: share of what stays for being
+        /// unlike other keys; 0: 0.3.
         redundancy: f32,
         /// `exact_redundancy`: keys are similar above this cosine; 0: 0.5.
         similarity: f32,
