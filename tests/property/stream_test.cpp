@@ -32,8 +32,9 @@ void run_streams(content filling, const char* name) {
     const uint64_t operations =
         from_environment("KVRT_STREAM_OPERATIONS", default_operations) / 2 + 1;
     const std::vector<pool_spec> specs = stream_specs(seed);
-    // Several short lives of a pool find more than a long one.
-    constexpr uint64_t lives = 3;
+    // Several short lives of a pool find more than a long one, but each must be long enough to fill
+    // it.
+    const uint64_t lives = operations >= 50000 ? 3 : 1;
     const uint64_t share = operations / (specs.size() * lives) + 1;
     stream_result all;
     for (const pool_spec& spec : specs) {
