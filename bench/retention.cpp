@@ -14,7 +14,7 @@
 //
 // One layer of 8 KV heads of 128 dimensions with 4 query heads each.
 //
-//   bench_retention [--quick] [--threads N] [--format NAME]
+//   bench_retention [--quick] [--threads N] [--format NAME] [--only tracking|decode|SCORER]
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -41,6 +41,9 @@ struct options {
     uint32_t threads = 1;
     std::string_view format_name = "f16";
     uint32_t format = KV_FORMAT_F16;
+    std::string_view only;  // a part, or the round of a scorer
+
+    bool wants(std::string_view part) const { return only.empty() || only == part; }
 };
 
 void check(kv_status verdict) {
@@ -322,6 +325,8 @@ bool parse(int count, char** words, options& chosen) {
             chosen.quick = true;
         } else if (word == "--threads" && i + 1 < count) {
             chosen.threads = static_cast<uint32_t>(std::atoi(words[++i]));
+        } else if (word == "--only" && i + 1 < count) {
+            chosen.only = words[++i];
         } else if (word == "--format" && i + 1 < count) {
             chosen.format_name = words[++i];
             const auto found =
@@ -343,13 +348,16 @@ int main(int count, char** words) {
     if (!parse(count, words, chosen)) {
         fmt::print(stderr,
                    "usage: bench_retention [--quick] [--threads N] "
-                   "[--format f16|int8_token|int4_token]\n");
+                   "[--format f16|int8_token|int4_token] [--only tracking|decode|SCORER]\n");
         return 2;
     }
     for (const uint32_t tokens : {4096u, 16384u, 65536u}) {
+        if (!chosen.wants("tracking")) break;
         for (const uint32_t every : {1u, 4u}) bench_tracking(chosen, tokens, every);
     }
-    for (const named_scorer& method : all_scorers) bench_round(chosen, method, 32768);
-    bench_decode(chosen, 32768);
+    for (const named_scorer& method : all_scorers) {
+        if (chosen.wants(method.name)) bench_round(chosen, method, 32768);
+    }
+    if (chosen.wants("decode")) bench_decode(chosen, 32768);
     return 0;
 }

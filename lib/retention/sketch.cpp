@@ -10,6 +10,8 @@
 #include <cmath>
 #include <numbers>
 
+#include "base/amx.hpp"
+#include "retention/amx_sketch-inl.hpp"
 #include "retention/sampling.hpp"
 #include "retention/visit-inl.hpp"
 
@@ -23,7 +25,19 @@ namespace {
 constexpr uint32_t directions_at_once = 10;
 static_assert(sketch_directions % directions_at_once == 0);
 
-// out = |x G|^2, or out times that.
+// out = squares of slots [first, ...) of a tile, or out times those.
+template <bool multiply>
+HWY_INLINE void put_squares(floats squares, uint32_t first, uint32_t slots, float* out) {
+    const float_tag d;
+    if constexpr (multiply) {
+        alignas(64) float before[vector_slots] = {};
+        const uint32_t count = HWY_MIN(vector_slots, slots - first);
+        for (uint32_t i = 0; i < count; ++i) before[i] = out[first + i];
+        squares = hn::Mul(squares, hn::Load(d, before));
+    }
+    store_lanes(squares, first, slots, out);
+}
+
 template <bool multiply>
 struct sketch_kernel {
     uint32_t dim;
@@ -48,19 +62,55 @@ struct sketch_kernel {
                 }
                 for (const floats& sum : sums) square = hn::MulAdd(sum, sum, square);
             }
-            if constexpr (multiply) {
-                alignas(64) float before[vector_slots] = {};
-                const uint32_t count = HWY_MIN(vector_slots, slots - first);
-                for (uint32_t i = 0; i < count; ++i) before[i] = out[slot + first + i];
-                square = hn::Mul(square, hn::Load(d, before));
-            }
-            store_lanes(square, first, slots, out + slot);
+            put_squares<multiply>(square, first, slots, out + slot);
         }
     }
 };
 
+#if HWY_TARGET == HWY_AVX3
+template <bool multiply>
+struct amx_sketch_kernel {
+    uint32_t dim;
+    amx_directions& directions;
+    float* out;
+
+    static constexpr bool takes_rows = true;
+
+    template <element type>
+    void rows(const row_group<type>& group, uint32_t slot, uint32_t slots,
+              tile_prefetch coming) const {
+        put_squares<multiply>(amx_squares(group, directions, dim, coming), 0, slots, out + slot);
+    }
+
+    template <element type>
+    void tile(const std::byte* tile, uint32_t slot, uint32_t slots, tile_prefetch coming) const {
+        put_squares<multiply>(amx_squares<type>(tile, directions, dim, coming), 0, slots,
+                              out + slot);
+    }
+};
+
+bool amx_takes(const stored_rows& rows) {
+    return rows.key_dim() % amx_channels == 0 && rows.value_dim() % amx_channels == 0 &&
+           amx_usable();
+}
+
+void score_both_by_amx(const stored_rows& rows, uint32_t first_slot, uint32_t end_slot,
+                       const float* sketch, float* scores) {
+    amx_directions directions(sketch, HWY_MAX(rows.key_dim(), rows.value_dim()));
+    set_sketch_shapes();
+    visit_tiles(operand_role::keys, rows, first_slot, end_slot,
+                amx_sketch_kernel<false>{rows.key_dim(), directions, scores});
+    visit_tiles(operand_role::values, rows, first_slot, end_slot,
+                amx_sketch_kernel<true>{rows.value_dim(), directions, scores});
+    release_sketch_shapes();
+}
+#endif
+
 void score_both(const stored_rows& rows, uint32_t first_slot, uint32_t end_slot,
                 const float* sketch, float* scores) {
+#if HWY_TARGET == HWY_AVX3
+    if (amx_takes(rows)) return score_both_by_amx(rows, first_slot, end_slot, sketch, scores);
+#endif
     visit_tiles(operand_role::keys, rows, first_slot, end_slot,
                 sketch_kernel<false>{rows.key_dim(), sketch, scores});
     visit_tiles(operand_role::values, rows, first_slot, end_slot,
