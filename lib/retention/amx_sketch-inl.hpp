@@ -1,7 +1,7 @@
 // Sizes in random directions by the tile registers of Intel AMX, which take sums of products of
-// bf16. What is stored as f16 is the sum of two bf16 numbers exactly, and any f32 nearly (2^-18
-// relative), as is a direction's: three products make one, of which the fourth, that of the two
-// lower parts, is below f32's rounding.
+// bf16. What is stored as f16 is the sum of two bf16 numbers exactly, as a direction's is, and any
+// f32 nearly (2^-18 relative). Three products make one: the fourth, of the two lower parts, is
+// 2^-18 of it at most.
 
 // Per-target include guard.
 #if defined(KVRT_RETENTION_AMX_SKETCH_INL_HPP) == defined(HWY_TARGET_TOGGLE)
@@ -142,18 +142,20 @@ HWY_INLINE void split_pair(floats first, floats second, uint32_t* upper, uint32_
     const float_tag d;
     const hn::RebindToUnsigned<float_tag> du;
     const auto mask = hn::Set(du, 0xffff0000u);
+    const auto round = [&](auto bits) HWY_ATTR { return hn::Add(bits, hn::Set(du, 0x8000u)); };
     const auto join = [&](auto low, auto high)
                           HWY_ATTR { return hn::Or(hn::ShiftRight<16>(low), hn::And(high, mask)); };
-    const auto first_bits = hn::BitCast(du, first), second_bits = hn::BitCast(du, second);
-    hn::Store(join(first_bits, second_bits), du, upper);
+    auto first_bits = hn::BitCast(du, first), second_bits = hn::BitCast(du, second);
     if constexpr (type != element::bf16) {
+        first_bits = round(first_bits);
+        second_bits = round(second_bits);
         const auto rest = [&](floats value, auto bits) HWY_ATTR {
             const auto left = hn::BitCast(du, hn::Sub(value, hn::BitCast(d, hn::And(bits, mask))));
-            // Of f16 three bits are left; of f32 sixteen, which are rounded.
-            return type == element::f16 ? left : hn::Add(left, hn::Set(du, 0x8000u));
+            return type == element::f16 ? left : round(left);  // of f16 three bits are left
         };
         hn::Store(join(rest(first, first_bits), rest(second, second_bits)), du, lower);
     }
+    hn::Store(join(first_bits, second_bits), du, upper);
 }
 
 /// Multiplies a block of rows, which are the left or the right factor, with its directions.

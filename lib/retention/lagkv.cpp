@@ -89,7 +89,7 @@ struct deviation_kernel {
             const floats variance = hn::Max(hn::Mul(square, freedom), hn::Zero(d));
             const floats deviation = hn::IfThenElse(hn::IsNaN(square), square, hn::Sqrt(variance));
             if (slot + first >= part.first) {
-                store_lanes(deviation, first, slots, deviations + (slot - part.first));
+                store_lanes(deviation, first, slots, deviations + (int64_t{slot} - part.first));
                 continue;
             }
             alignas(64) float lanes[vector_slots];

@@ -7,6 +7,7 @@
 #include <hwy/foreach_target.h>
 #include <hwy/highway.h>
 
+#include <bit>
 #include <cmath>
 #include <numbers>
 
@@ -127,6 +128,22 @@ namespace kvrt {
 
 HWY_EXPORT(score_both);
 
+namespace {
+
+/// The bf16 number nearest to a finite one.
+float nearest_bf16(float value) {
+    const uint32_t bits = std::bit_cast<uint32_t>(value);
+    return std::bit_cast<float>((bits + 0x7fffu + (bits >> 16 & 1)) & 0xffff0000u);
+}
+
+/// The nearest sum of two bf16 numbers, 2^-17 away at most: matrix units take it as it is.
+float in_two_parts(double value) {
+    const float upper = nearest_bf16(static_cast<float>(value));
+    return upper + nearest_bf16(static_cast<float>(value - double{upper}));
+}
+
+}  // namespace
+
 void draw_sketch(const random_key& key, uint32_t dim, float* sketch) {
     static_assert(sketch_directions % 2 == 0);
     for (uint64_t i = 0; i < sketch_count(dim); i += 2) {
@@ -136,8 +153,8 @@ void draw_sketch(const random_key& key, uint32_t dim, float* sketch) {
         const double angle_draw = static_cast<double>(bits & 0xffffffffu) * 0x1p-32;
         const double radius = std::sqrt(-2.0 * std::log(radius_draw) / sketch_directions);
         const double angle = 2.0 * std::numbers::pi * angle_draw;
-        sketch[i] = static_cast<float>(radius * std::cos(angle));
-        sketch[i + 1] = static_cast<float>(radius * std::sin(angle));
+        sketch[i] = in_two_parts(radius * std::cos(angle));
+        sketch[i + 1] = in_two_parts(radius * std::sin(angle));
     }
 }
 
