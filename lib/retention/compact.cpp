@@ -407,7 +407,8 @@ round_plan plan_of(cache& store, retention_context& context, sequence& owner,
                    const kv_policy& policy) {
     round_plan plan{store, context, owner, policy};
     plan.selection = resolved_selection(policy);
-    plan.recent = std::max<uint64_t>(policy.recent, newest_without_scores(plan));
+    plan.recent = std::max({uint64_t{policy.recent}, newest_without_scores(plan),
+                            unseen_tokens(context.observations, owner, policy)});
     return plan;
 }
 
