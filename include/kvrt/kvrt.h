@@ -776,7 +776,10 @@ typedef struct kv_policy {
     uint32_t window;        /* SCISSORHANDS, SNAPKV, RKV, VASE_ATTENTION: the last so many queries
                                count; 0: 400, 64, 8, 64. From twice as many on (and a step's rows)
                                older ones are forgotten: rounds every multiple of `window` tokens,
-                               in steps of one, see exactly those */
+                               in steps of one, see exactly those. Of these and TOVA, steps of one
+                               token before them are not observed where `every` or `slack` says
+                               when the round comes, and the pool has no pressure_bytes: a
+                               kv_compress in between keeps the tokens that came since */
     uint32_t pool_width;    /* odd, at most 127: scores by attention, and of the host, become the
                                mean of so many neighbours; 0: the scorer's (SNAPKV, VASE_ATTENTION
                                5, RKV 7, maximum), else 1 */
