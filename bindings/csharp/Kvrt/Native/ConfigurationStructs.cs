@@ -190,7 +190,8 @@ namespace Kvrt.Native
         public kv_policy* policy;
     }
 
-    /// <summary>Means and covariances of a layer's queries; the arrays are [query_heads, bands].</summary>
+    /// <summary>Means and covariances of a layer's queries; the arrays are [query_heads,
+    /// bands].</summary>
     [StructLayout(LayoutKind.Sequential)]
     public unsafe struct kv_query_statistics
     {
