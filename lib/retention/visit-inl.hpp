@@ -3,8 +3,8 @@
 // turned around on the stack first, those of coded formats decoded. Lanes are slots, so no sum over
 // channels runs across a register, and a slot's numbers do not depend on others.
 //
-// A kernel that takes rows too is given those that lie in rows, or were decoded, as they are:
-// turning them around takes longer than reading them.
+// A kernel that takes rows too is given those that lie in rows, or were decoded, as they are, not
+// turned around.
 
 // Per-target include guard.
 #if defined(KVRT_RETENTION_VISIT_INL_HPP) == defined(HWY_TARGET_TOGGLE)
