@@ -1,12 +1,13 @@
 // What retention costs and gives, through kvrt.h as an engine sees it, each in turn within one run:
 //
-//   retention tracking kv=16384 every=4 format=f16 threads=1 without_us=... with_us=... slower=...
+//   retention tracking h2o kv=16384 every=4 format=f16 threads=1 without_us=... with_us=...
+//       slower=...
 //   retention round h2o kv=32768 threads=1 us=... decode_us=... passes=... tokens_removed=...
 //   retention decode kv=32768 budget=3276 threads=1 full_us=... us=... speedup=... full_bytes=...
 //       bytes=...
 //
-// tracking  kv_attend of one token, of sequences whose policy observes attention, in every step or
-//           every fourth, and of others: means of as many steps
+// tracking  kv_attend of one token, of sequences whose policy observes attention, in every step,
+//           every fourth, or before rounds every 128 tokens, and of others: means of as many steps
 // round     kv_compress to a tenth, over a sequence that has its blocks to itself, in decode passes
 //           over the full cache; `amortised` is its share of the decode time of the 128 tokens
 //           between rounds, at the tenth that is left
@@ -14,7 +15,7 @@
 //
 // One layer of 8 KV heads of 128 dimensions with 4 query heads each.
 //
-//   bench_retention [--quick] [--threads N] [--format NAME]
+//   bench_retention [--quick] [--threads N] [--format NAME] [--only tracking|decode|SCORER]
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -41,6 +42,9 @@ struct options {
     uint32_t threads = 1;
     std::string_view format_name = "f16";
     uint32_t format = KV_FORMAT_F16;
+    std::string_view only;  // a part, or the round of a scorer
+
+    bool wants(std::string_view part) const { return only.empty() || only == part; }
 };
 
 void check(kv_status verdict) {
@@ -196,12 +200,27 @@ kv_policy policy_of(uint32_t scorer, uint32_t budget) {
     return policy;
 }
 
-void bench_tracking(const options& chosen, uint32_t tokens, uint32_t every) {
+struct tracking {
+    const char* name;
+    uint32_t scorer;
+    uint32_t observe_every, rounds_every;
+};
+
+constexpr tracking all_tracking[] = {
+    {"h2o", KV_SCORER_H2O, 1, 0},
+    {"h2o", KV_SCORER_H2O, 4, 0},
+    {"snapkv", KV_SCORER_SNAPKV, 1, period},
+    {"rkv", KV_SCORER_RKV, 1, period},
+    {"tova", KV_SCORER_TOVA, 1, period},
+};
+
+void bench_tracking(const options& chosen, uint32_t tokens, const tracking& method) {
     // Two of either, so that none finds its cache where the last one left it.
     const uint32_t pairs = 2;
     engine host(chosen, tokens, 2 * pairs);
-    kv_policy observes = policy_of(KV_SCORER_H2O, tokens);
-    observes.observe_every = every;
+    kv_policy observes = policy_of(method.scorer, tokens);
+    observes.observe_every = method.observe_every;
+    observes.every = method.rounds_every;
     std::vector<kv_seq> plain, observed;
     for (uint32_t i = 0; i < pairs; ++i) {
         plain.push_back(host.create(nullptr));
@@ -210,7 +229,9 @@ void bench_tracking(const options& chosen, uint32_t tokens, uint32_t every) {
         host.fill(observed.back(), tokens);
     }
     std::vector<double> without, with;
-    const uint32_t rounds = (chosen.quick ? 20 : 60) * std::max(1u, 16384 / tokens);
+    // Of what comes in turns of `period` whole turns, for either sequence.
+    const uint32_t steps = (chosen.quick ? 20 : 60) * std::max(1u, 16384 / tokens);
+    const uint32_t rounds = method.rounds_every == 0 ? steps : pairs * method.rounds_every;
     for (uint32_t round = 0; round < rounds; ++round) {
         double times[2];
         for (uint32_t k = 0; k < 2; ++k) {  // in turn, either first
@@ -223,10 +244,10 @@ void bench_tracking(const options& chosen, uint32_t tokens, uint32_t every) {
         with.push_back(times[1]);
     }
     fmt::print(
-        "retention tracking kv={} every={} format={} threads={} without_us={:.0f} with_us={:.0f} "
-        "slower={:.3f}\n",
-        tokens, every, chosen.format_name, chosen.threads, mean(without) * 1e6, mean(with) * 1e6,
-        mean(with) / mean(without) - 1.0);
+        "retention tracking {} kv={} every={} format={} threads={} without_us={:.0f} "
+        "with_us={:.0f} slower={:.3f}\n",
+        method.name, tokens, method.observe_every, chosen.format_name, chosen.threads,
+        mean(without) * 1e6, mean(with) * 1e6, mean(with) / mean(without) - 1.0);
     std::fflush(stdout);
 }
 
@@ -322,6 +343,8 @@ bool parse(int count, char** words, options& chosen) {
             chosen.quick = true;
         } else if (word == "--threads" && i + 1 < count) {
             chosen.threads = static_cast<uint32_t>(std::atoi(words[++i]));
+        } else if (word == "--only" && i + 1 < count) {
+            chosen.only = words[++i];
         } else if (word == "--format" && i + 1 < count) {
             chosen.format_name = words[++i];
             const auto found =
@@ -343,13 +366,16 @@ int main(int count, char** words) {
     if (!parse(count, words, chosen)) {
         fmt::print(stderr,
                    "usage: bench_retention [--quick] [--threads N] "
-                   "[--format f16|int8_token|int4_token]\n");
+                   "[--format f16|int8_token|int4_token] [--only tracking|decode|SCORER]\n");
         return 2;
     }
     for (const uint32_t tokens : {4096u, 16384u, 65536u}) {
-        for (const uint32_t every : {1u, 4u}) bench_tracking(chosen, tokens, every);
+        if (!chosen.wants("tracking")) break;
+        for (const tracking& method : all_tracking) bench_tracking(chosen, tokens, method);
     }
-    for (const named_scorer& method : all_scorers) bench_round(chosen, method, 32768);
-    bench_decode(chosen, 32768);
+    for (const named_scorer& method : all_scorers) {
+        if (chosen.wants(method.name)) bench_round(chosen, method, 32768);
+    }
+    if (chosen.wants("decode")) bench_decode(chosen, 32768);
     return 0;
 }

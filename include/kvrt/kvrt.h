@@ -807,7 +807,10 @@ typedef struct kv_policy {
     uint32_t window;        /* SCISSORHANDS, SNAPKV, RKV, VASE_ATTENTION: the last so many queries
                                count; 0: 400, 64, 8, 64. From twice as many on (and a step's rows)
                                older ones are forgotten: rounds every multiple of `window` tokens,
-                               in steps of one, see exactly those */
+                               in steps of one, see exactly those. Of these and TOVA, steps of one
+                               token before them are not observed where `every` or `slack` says
+                               when the round comes, and the pool has no pressure_bytes: a
+                               kv_compress in between keeps the tokens that came since */
     uint32_t pool_width;    /* odd, at most 127: scores by attention, and of the host, become the
                                mean of so many neighbours; 0: the scorer's (SNAPKV, VASE_ATTENTION,
                                BLEND 5, RKV 7, maximum), else 1 */
@@ -925,7 +928,11 @@ KV_API KV_MUST_CHECK kv_status kv_seq_get_scores(kv_pool *pool, kv_seq seq, uint
  * What TriAttention knows of a layer's queries before rotation (and after q-norm): per query head
  * and band f of the rotation, the mean of the complex q_f and the mean of |q_f|. Dimensions that
  * are not rotated follow as bands of their own with a real mean. bands = rotated / 2 +
- * (key_dim - rotated). Arrays are [query_heads, bands], dense. */
+ * (key_dim - rotated). Arrays are [query_heads, bands], dense.
+ *
+ * Expected Attention works with the mean, and, where all three are known, with the variances of
+ * the band's two dimensions (of one that is not rotated, the first) and their covariance, of all
+ * queries seen. */
 typedef struct kv_query_statistics {
     uint32_t struct_size, flags;
     const void *next;
@@ -937,6 +944,9 @@ typedef struct kv_query_statistics {
     float *mean_real;
     float *mean_imaginary;
     float *mean_magnitude;
+    float *variance_real; /* these three: all or none */
+    float *variance_imaginary;
+    float *covariance;
 } kv_query_statistics;
 
 /* Gives the pool a layer's statistics (copied); they serve every sequence whose policy does not
@@ -945,7 +955,7 @@ KV_API KV_MUST_CHECK kv_status kv_pool_set_statistics(kv_pool *pool,
                                                       const kv_query_statistics *statistics);
 
 /* Reads what a sequence has gathered so far into the caller's arrays: set layer, query_heads, bands
- * and the three pointers. Threads: external. */
+ * and the pointers. Threads: external. */
 KV_API KV_MUST_CHECK kv_status kv_seq_get_statistics(kv_pool *pool, kv_seq seq,
                                                      kv_query_statistics *statistics);
 

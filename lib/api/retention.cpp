@@ -149,18 +149,29 @@ status check_statistics(const kv_pool& pool, const kv_query_statistics& statisti
         return fail(KV_INVALID,
                     "statistics: mean_real, mean_imaginary, mean_magnitude must be set");
     }
+    const bool some = statistics.variance_real != nullptr ||
+                      statistics.variance_imaginary != nullptr || statistics.covariance != nullptr;
+    const bool all = statistics.variance_real != nullptr &&
+                     statistics.variance_imaginary != nullptr && statistics.covariance != nullptr;
+    if (some && !all) {
+        return fail(KV_INVALID,
+                    "statistics: variance_real, variance_imaginary, covariance: all or none");
+    }
     return KV_OK;
 }
 
-struct layer_arrays {
-    float* real;
-    float* imaginary;
-    float* magnitude;
-};
+query_moments<float> arrays_of(const kv_query_statistics& user) {
+    return {user.mean_real,     user.mean_imaginary,     user.mean_magnitude,
+            user.variance_real, user.variance_imaginary, user.covariance};
+}
 
-layer_arrays arrays_of(statistics_store& statistics, float* base, uint32_t layer) {
-    float* first = base + statistics.offset[layer];
-    return {first, first + statistics.length, first + 2 * statistics.length};
+/// Whether covariances are possible beside means: of two dimensions that cannot vary together more
+/// than each does alone, up to rounding.
+bool possible(const query_moments<float>& moments, uint64_t i) {
+    const double first = moments.variance_real[i], second = moments.variance_imaginary[i];
+    const double both = moments.covariance[i];
+    return first >= 0.0 && second >= 0.0 && both * both <= 1.001 * first * second &&
+           std::isfinite(first) && std::isfinite(second);
 }
 
 status set_statistics(kv_pool& pool, const kv_query_statistics* user) {
@@ -178,11 +189,22 @@ status set_statistics(kv_pool& pool, const kv_query_statistics* user) {
             return fail(KV_INVALID, "statistics: layer {}: a mean is not finite", local.layer);
         }
     }
-    const layer_arrays target = arrays_of(statistics, statistics.given.data(), local.layer);
-    std::copy_n(local.mean_real, length, target.real);
-    std::copy_n(local.mean_imaginary, length, target.imaginary);
-    std::copy_n(local.mean_magnitude, length, target.magnitude);
+    const query_moments<float> source = arrays_of(local);
+    for (uint64_t i = 0; source.has_covariances() && i < length; ++i) {
+        if (possible(source, i)) continue;
+        return fail(KV_INVALID, "statistics: layer {}: a covariance is not possible", local.layer);
+    }
+    const query_moments<float> target = moments_at(statistics, statistics.given, local.layer);
+    std::copy_n(source.mean_real, length, target.mean_real);
+    std::copy_n(source.mean_imaginary, length, target.mean_imaginary);
+    std::copy_n(source.mean_magnitude, length, target.mean_magnitude);
+    if (source.has_covariances()) {
+        std::copy_n(source.variance_real, length, target.variance_real);
+        std::copy_n(source.variance_imaginary, length, target.variance_imaginary);
+        std::copy_n(source.covariance, length, target.covariance);
+    }
     statistics.given_tokens[local.layer] = local.tokens;
+    statistics.given_spread[local.layer] = source.has_covariances() ? 1 : 0;
     return KV_OK;
 }
 
@@ -191,13 +213,14 @@ status get_statistics(kv_pool& pool, const sequence& source, kv_query_statistics
     KVRT_TRY(adopt(user, 0, "statistics (kv_query_statistics)", local));
     KVRT_TRY(check_statistics(pool, local));
     const uint64_t length = layer_statistics_length(pool.store, local.layer);
-    local.tokens =
-        online_means(pool.store, pool.retention.statistics, pool.store.sequences.index(source),
-                     local.layer, local.mean_real, local.mean_imaginary, local.mean_magnitude);
+    const query_moments<float> target = arrays_of(local);
+    local.tokens = online_moments(pool.store, pool.retention.statistics,
+                                  pool.store.sequences.index(source), local.layer, target);
     if (local.tokens == 0) {
-        std::fill_n(local.mean_real, length, 0.0f);
-        std::fill_n(local.mean_imaginary, length, 0.0f);
-        std::fill_n(local.mean_magnitude, length, 0.0f);
+        for (float* array : {target.mean_real, target.mean_imaginary, target.mean_magnitude,
+                             target.variance_real, target.variance_imaginary, target.covariance}) {
+            if (array != nullptr) std::fill_n(array, length, 0.0f);
+        }
     }
     deliver(local, user);
     return KV_OK;
@@ -205,7 +228,7 @@ status get_statistics(kv_pool& pool, const sequence& source, kv_query_statistics
 
 /// What a file holds: the layers that store, in order.
 struct file_layers {
-    host_array<layer_statistics> records;  ///< over the means scratch of a round
+    host_array<layer_statistics> records;  ///< over the scratch of a round
     host_array<uint32_t> layer;            ///< whose each record is
 };
 
@@ -221,15 +244,12 @@ status describe_layers(kv_pool& pool, host_allocator& allocator, file_layers& fi
     for (uint32_t index = 0; index < model.layers.size(); ++index) {
         const layer_geometry& layer = model.layers[index];
         if (!layer.stores) continue;
-        const layer_arrays target = arrays_of(statistics, statistics.means.data(), index);
         file.layer[next] = index;
         layer_statistics& record = file.records[next++];
         record.query_heads = has_statistics(pool.store, index) ? layer.query_heads : 0;
         record.key_dim = model.lanes[layer.first_lane].layout.keys.dim;
         record.rope = &layer.rope;
-        record.mean_real = target.real;
-        record.mean_imaginary = target.imaginary;
-        record.mean_magnitude = target.magnitude;
+        record.moments = moments_at(statistics, statistics.present, index);
     }
     return KV_OK;
 }
@@ -243,15 +263,15 @@ status save(kv_pool& pool, const sequence& source, const char* path) {
     for (uint32_t i = 0; i < file.records.size(); ++i) {
         layer_statistics& record = file.records[i];
         if (record.query_heads == 0) continue;
-        record.tokens = online_means(
-            pool.store, pool.retention.statistics, pool.store.sequences.index(source),
-            file.layer[i], record.mean_real, record.mean_imaginary, record.mean_magnitude);
+        record.tokens =
+            online_moments(pool.store, pool.retention.statistics,
+                           pool.store.sequences.index(source), file.layer[i], record.moments);
         any = any || record.tokens != 0;
     }
     if (!any) {
         return fail(KV_INVALID,
                     "the sequence has gathered no queries: give it KV_SEQ_GATHER_STATISTICS or a "
-                    "TriAttention policy before kv_attend");
+                    "policy that needs them before kv_attend");
     }
     return save_statistics(file.records.data(), static_cast<uint32_t>(file.records.size()), path);
 }
@@ -264,9 +284,10 @@ status load(kv_pool& pool, const char* path) {
     KVRT_TRY(
         load_statistics(path, file.records.data(), static_cast<uint32_t>(file.records.size())));
     statistics_store& statistics = pool.retention.statistics;
-    std::copy(statistics.means.begin(), statistics.means.end(), statistics.given.begin());
+    std::copy(statistics.present.begin(), statistics.present.end(), statistics.given.begin());
     for (uint32_t i = 0; i < file.records.size(); ++i) {
         statistics.given_tokens[file.layer[i]] = file.records[i].tokens;
+        statistics.given_spread[file.layer[i]] = file.records[i].has_covariances ? 1 : 0;
     }
     return KV_OK;
 }

@@ -63,7 +63,7 @@ status create_retention(cache& store, retention_context& context) {
         score_rows = std::max(score_rows, layer.query_heads);
         const expected_shape expected{.key_dim = widest.key_dim, .group = widest.group};
         weights = std::max({weights, triattention_weight_count(widest, layer.rope),
-                            expected_weight_count(expected, layer.rope, false)});
+                            expected_weight_count(expected, layer.rope, true)});
         phases = std::max({phases, triattention_phase_count(widest, layer.rope),
                            expected_phase_count(layer.rope)});
     }
@@ -363,8 +363,8 @@ status run(round_plan& plan, compaction_report& report) {
     }
     const bool online_only = (plan.policy.flags & KV_POLICY_STATISTICS_ONLINE) != 0;
     if (find_scorer(plan.policy.scorer)->query_statistics &&
-        !load_means(plan.store, plan.context.statistics, plan.store.sequences.index(plan.owner),
-                    online_only, plan.context.chosen_lanes.data())) {
+        !load_moments(plan.store, plan.context.statistics, plan.store.sequences.index(plan.owner),
+                      online_only, plan.context.chosen_lanes.data())) {
         report.outcome = KV_COMPRESS_NO_STATISTICS;
         return KV_OK;
     }
@@ -418,7 +418,8 @@ round_plan plan_of(cache& store, retention_context& context, sequence& owner,
                    const kv_policy& policy) {
     round_plan plan{store, context, owner, policy};
     plan.selection = resolved_selection(policy);
-    plan.recent = std::max<uint64_t>(policy.recent, newest_without_scores(plan));
+    plan.recent = std::max({uint64_t{policy.recent}, newest_without_scores(plan),
+                            unseen_tokens(context.observations, owner, policy)});
     return plan;
 }
 

@@ -6,7 +6,10 @@
 //   score(j) = (mean over h of softmax_j z(h,j) + epsilon) |v_j|
 //
 // Covariances between bands are left out: a symmetric 2 x 2 block per band remains, of which R' S R
-// has a closed form. Without rotation a band is one dimension, R = 1 and c = 1.
+// has a closed form. R shrinks a block between two bands by both bands' mean phases, so with a band
+// that turns often in T positions nothing is lost; between slow bands something is. All d x d of
+// them would cost a round more than 60 decode passes (docs/decisions.md). Without rotation a band
+// is one dimension, R = 1 and c = 1.
 // One pass over the keys (score_expected_logits), then softmax_mean and scale_by_norm of
 // transform.hpp, with value norms of measures.hpp.
 #pragma once

@@ -11,80 +11,30 @@
 #include <cmath>
 #include <limits>
 
-#include "retention/rank.hpp"
-#include "retention/visit-inl.hpp"
+#include "attention/softmax-inl.hpp"
+#include "retention/extremes-inl.hpp"
 
 HWY_BEFORE_NAMESPACE();
 namespace kvrt {
 namespace HWY_NAMESPACE {
 namespace {
 
-// Parts start anywhere in a group of 16 slots: its other lanes are not the part's.
-struct part_slots {
-    uint32_t first;
-    uint32_t end;
-
-    uint32_t first_group() const { return first / slot_group * slot_group; }
-    HWY_INLINE auto lanes(uint32_t slot) const {
-        const float_tag d;
-        const auto before = hn::FirstN(d, first > slot ? HWY_MIN(first - slot, vector_slots) : 0);
-        const auto behind = hn::FirstN(d, end > slot ? HWY_MIN(end - slot, vector_slots) : 0);
-        return hn::AndNot(before, behind);
-    }
-};
-
-struct extremes_kernel {
-    uint32_t dim;
-    part_slots part;
-    float* extremes;  // [dim][least, greatest][16]
-
-    template <element type>
-    void tile(const std::byte* tile, uint32_t slot, uint32_t slots, tile_prefetch coming) const {
-        const float_tag d;
-        const floats endless = hn::Set(d, std::numeric_limits<float>::infinity());
-        for (uint32_t first = 0; first < slots; first += vector_slots) {
-            const auto mine = part.lanes(slot + first);
-            for (uint32_t i = 0; i < dim; ++i) {
-                if (first == 0) coming.advance(slot_group * element_bytes(type));
-                const floats x = load_lanes<type>(tile, i, first);
-                float* low = extremes + 2 * i * slot_group + first;
-                float* high = low + slot_group;
-                const floats not_above = hn::IfThenElse(mine, x, endless);
-                const floats not_below = hn::IfThenElse(mine, x, hn::Neg(endless));
-                hn::Store(hn::Min(hn::Load(d, low), not_above), d, low);
-                hn::Store(hn::Max(hn::Load(d, high), not_below), d, high);
-            }
-        }
-    }
-};
-
-// What a channel is measured by: x' = (x - centre) * inverse. Deviations do not change when all is
-// measured from the middle of the range, and their sums lose less.
+// What a channel is measured by: x' = x * inverse - offset, 0 in the middle of the range.
+// Deviations do not change when all is measured from there, and their sums lose less.
 struct channel_ranges {
-    alignas(64) float centre[widest_row];
     alignas(64) float inverse[widest_row];
+    alignas(64) float offset[widest_row];
 };
 
-void find_ranges(operand_role role, const stored_rows& rows, const part_slots& part,
-                 channel_ranges& ranges) {
-    const uint32_t dim = rows.operand(role, *rows.open).dim;
+void set_ranges(const channel_extremes& extremes, channel_ranges& ranges) {
     constexpr float infinity = std::numeric_limits<float>::infinity();
-    // Side by side: apart they would share their places in a page, and stores would hold up loads.
-    alignas(64) float extremes[widest_row * 2 * slot_group];
-    for (uint32_t i = 0; i < dim; ++i) {
-        std::fill_n(extremes + 2 * i * slot_group, slot_group, infinity);
-        std::fill_n(extremes + (2 * i + 1) * slot_group, slot_group, -infinity);
-    }
-    visit_tiles(role, rows, part.first_group(), part.end, extremes_kernel{dim, part, extremes});
-    for (uint32_t i = 0; i < dim; ++i) {
-        const float* low = extremes + 2 * i * slot_group;
-        const float* high = low + slot_group;
-        const float lowest = *std::min_element(low, low + slot_group);
-        const float range = *std::max_element(high, high + slot_group) - lowest;
+    for (uint32_t i = 0; i < extremes.dim; ++i) {
+        const float lowest = extremes.least[i];
+        const float range = extremes.greatest[i] - lowest;
         const float inverse = 1.0f / range;
         const bool usable = range > 0.0f && range < infinity && inverse < infinity;
-        ranges.centre[i] = usable ? lowest + range / 2.0f : 0.0f;
         ranges.inverse[i] = usable ? inverse : 0.0f;
+        ranges.offset[i] = usable ? (lowest + range / 2.0f) * inverse : 0.0f;
     }
 }
 
@@ -95,7 +45,30 @@ struct deviation_kernel {
     float* deviations;  // [end - first]
 
     template <element type>
-    void tile(const std::byte* tile, uint32_t slot, uint32_t slots, tile_prefetch coming) const {
+    void rows(const row_group<type>& group, uint32_t slot, uint32_t slots,
+              tile_prefetch& coming) const {
+        const float_tag d;
+        for (uint32_t row = HWY_MAX(part.first, slot) - slot; row < slots; ++row) {
+            floats sums = hn::Zero(d), others = sums, squares = sums, more_squares = sums;
+            coming.advance(dim * element_bytes(type));
+            for (uint32_t i = 0; i < dim; i += 2 * vector_slots) {
+                const floats a = scaled(group, row, i);
+                const floats b = scaled(group, row, i + vector_slots);
+                sums = hn::Add(sums, a);
+                others = hn::Add(others, b);
+                squares = hn::MulAdd(a, a, squares);
+                more_squares = hn::MulAdd(b, b, more_squares);
+            }
+            const float sum = hn::GetLane(hn::SumOfLanes(d, hn::Add(sums, others)));
+            const float square = hn::GetLane(hn::SumOfLanes(d, hn::Add(squares, more_squares))) -
+                                 sum / static_cast<float>(dim) * sum;
+            const float variance = square / static_cast<float>(dim - 1);
+            deviations[slot + row - part.first] = variance < 0.0f ? 0.0f : std::sqrt(variance);
+        }
+    }
+
+    template <element type>
+    void tile(const std::byte* tile, uint32_t slot, uint32_t slots, tile_prefetch& coming) const {
         const float_tag d;
         const floats share = hn::Set(d, 1.0f / static_cast<float>(dim));
         const floats freedom = hn::Set(d, 1.0f / static_cast<float>(dim - 1));
@@ -114,8 +87,13 @@ struct deviation_kernel {
             const floats square =
                 hn::NegMulAdd(hn::Mul(sum, share), sum, hn::Add(squares, more_squares));
             const floats variance = hn::Max(hn::Mul(square, freedom), hn::Zero(d));
+            const floats deviation = hn::IfThenElse(hn::IsNaN(square), square, hn::Sqrt(variance));
+            if (slot + first >= part.first) {
+                store_lanes(deviation, first, slots, deviations + (int64_t{slot} - part.first));
+                continue;
+            }
             alignas(64) float lanes[vector_slots];
-            hn::Store(hn::IfThenElse(hn::IsNaN(square), square, hn::Sqrt(variance)), d, lanes);
+            hn::Store(deviation, d, lanes);
             const uint32_t from = slot + first, count = HWY_MIN(vector_slots, slots - first);
             for (uint32_t i = 0; i < count; ++i) {
                 if (from + i >= part.first) deviations[from + i - part.first] = lanes[i];
@@ -125,29 +103,153 @@ struct deviation_kernel {
 
   private:
     template <element type>
+    HWY_INLINE floats scaled(const row_group<type>& group, uint32_t row, uint32_t i) const {
+        const float_tag d;
+        return hn::MulSub(group.load(row, i), hn::Load(d, ranges.inverse + i),
+                          hn::Load(d, ranges.offset + i));
+    }
+    template <element type>
     HWY_INLINE floats scaled(const std::byte* tile, uint32_t i, uint32_t first) const {
         const float_tag d;
-        const floats centred =
-            hn::Sub(load_lanes<type>(tile, i, first), hn::Set(d, ranges.centre[i]));
-        return hn::Mul(centred, hn::Set(d, ranges.inverse[i]));
+        return hn::MulSub(load_lanes<type>(tile, i, first), hn::Set(d, ranges.inverse[i]),
+                          hn::Set(d, ranges.offset[i]));
     }
 };
 
-void measure_part(operand_role role, const stored_rows& rows, const part_slots& part,
-                  const part_slots& next, float* deviations) {
-    const uint32_t dim = rows.operand(role, *rows.open).dim;
-    channel_ranges ranges;
-    find_ranges(role, rows, next, ranges);
-    visit_tiles(role, rows, part.first_group(), part.end,
-                deviation_kernel{dim, part, ranges, deviations});
+// Measures a part by the ranges of the next one, if it is wanted, and finds its own.
+struct part_kernel {
+    deviation_kernel deviations;
+    extremes_kernel extremes;
+    bool measures, finds;
+
+    static constexpr bool takes_rows = true;
+
+    template <element type>
+    void rows(const row_group<type>& group, uint32_t slot, uint32_t slots,
+              tile_prefetch coming) const {
+        if (measures) deviations.rows(group, slot, slots, coming);
+        if (finds) extremes.rows(group, slot, slots, coming);
+    }
+
+    template <element type>
+    void tile(const std::byte* tile, uint32_t slot, uint32_t slots, tile_prefetch coming) const {
+        if (measures) deviations.template tile<type>(tile, slot, slots, coming);
+        if (finds) extremes.template tile<type>(tile, slot, slots, coming);
+    }
+};
+
+// One operand of parts that come from the last to the first.
+struct operand_measure {
+    operand_role role;
+    channel_ranges ranges;  // of the part before this one
+
+    void take(const stored_rows& rows, const part_slots& part, bool measures, bool finds,
+              float* deviations) {
+        const uint32_t dim = rows.operand(role, *rows.open).dim;
+        channel_extremes extremes(dim);
+        const part_kernel kernel{
+            {dim, part, ranges, deviations}, {dim, part, extremes}, measures, finds};
+        const int64_t lag = round_up(part.end - part.first, slot_group);
+        visit_tiles(role, rows, part.first_group(), part.end, kernel, -lag);
+        if (!finds) return;
+        extremes.join();
+        set_ranges(extremes, ranges);
+    }
+};
+
+// values [count] -> their powers of e, below 1, and one over the sum of these; NaN stays with its
+// slot. What lies behind count is overwritten, up to a whole group.
+float take_powers(float* values, uint32_t count) {
+    const float_tag d;
+    floats peaks = hn::Zero(d), sums = hn::Zero(d);
+    for (uint32_t i = 0; i < count; i += vector_slots) {
+        const auto mine = hn::FirstN(d, count - i);
+        const floats value = hn::IfThenElseZero(mine, hn::LoadU(d, values + i));
+        peaks = hn::IfThenElse(hn::Gt(value, peaks), value, peaks);
+    }
+    const floats peak = hn::MaxOfLanes(d, peaks);
+    for (uint32_t i = 0; i < count; i += vector_slots) {
+        const auto mine = hn::FirstN(d, count - i);
+        const floats power = fast_exp(d, hn::Sub(hn::LoadU(d, values + i), peak));
+        const auto number = hn::And(mine, hn::Eq(power, power));
+        sums = hn::Add(sums, hn::IfThenElseZero(number, power));
+        hn::StoreU(power, d, values + i);
+    }
+    alignas(64) float lanes[vector_slots];
+    hn::Store(sums, d, lanes);
+    double sum = 0.0;
+    for (const float lane : lanes) sum += double{lane};
+    return static_cast<float>(1.0 / sum);
 }
 
-// Deviations of keys and of values in the slots [first, first + lag), against the next `lag`.
-void measure_lag(const stored_rows& rows, uint32_t first, uint32_t lag, float* of_keys,
-                 float* of_values) {
-    const part_slots part{first, first + lag}, next{first + lag, first + 2 * lag};
-    measure_part(operand_role::keys, rows, part, next, of_keys);
-    measure_part(operand_role::values, rows, part, next, of_values);
+using int_tag = hn::RebindToSigned<float_tag>;
+using ints = hn::Vec<int_tag>;
+
+// Numbers that order as these do, with -0 as 0 and NaN below everything.
+HWY_INLINE ints order_of(floats value) {
+    const float_tag d;
+    const int_tag di;
+    const ints bits = hn::BitCast(di, hn::Add(value, hn::Zero(d)));
+    const ints negative = hn::And(hn::ShiftRight<31>(bits), hn::Set(di, 0x7fffffff));
+    const ints lowest = hn::Set(di, std::numeric_limits<int32_t>::min());
+    return hn::IfThenElse(hn::RebindMask(di, hn::IsNaN(value)), lowest, hn::Xor(bits, negative));
+}
+
+HWY_INLINE ints count_where(hn::Mask<int_tag> counts, ints count) {
+    return hn::IfThenElse(counts, hn::Add(count, hn::Set(int_tag(), 1)), count);
+}
+
+// scores[i] = (how many of `count` keys are lower, or equal and of a higher slot) / count. Keys lie
+// in whole groups.
+void rank_keys(const int32_t* keys, uint32_t count, float* scores) {
+    const float_tag d;
+    const int_tag di;
+    for (uint32_t first = 0; first < count; first += vector_slots) {
+        const ints mine = hn::LoadU(di, keys + first);
+        const uint32_t end = HWY_MIN(first + vector_slots, count);
+        ints rank = hn::Zero(di), higher = rank;
+        for (uint32_t j = 0; j < first; ++j) {
+            rank = count_where(hn::Lt(hn::Set(di, keys[j]), mine), rank);
+        }
+        for (uint32_t j = first; j < end; ++j) {
+            const ints key = hn::Set(di, keys[j]);
+            const auto equal = hn::And(hn::Eq(key, mine), hn::FirstN(di, j - first));
+            rank = count_where(hn::Or(hn::Lt(key, mine), equal), rank);
+        }
+        for (uint32_t j = end; j < count; ++j) {
+            higher = count_where(hn::Lt(mine, hn::Set(di, keys[j])), higher);
+        }
+        const ints behind = hn::Set(di, static_cast<int32_t>(count - end));
+        const floats ranks = hn::ConvertTo(d, hn::Add(rank, hn::Sub(behind, higher)));
+        store_lanes(hn::Div(ranks, hn::Set(d, static_cast<float>(count))), first, count, scores);
+    }
+}
+
+// From deviations of keys and values to ranks.
+void rank_part(uint32_t lag, float* of_keys, float* of_values, int32_t* order, float* scores) {
+    const float_tag d;
+    const floats share_of_keys = hn::Set(d, take_powers(of_keys, lag));
+    const floats share_of_values = hn::Set(d, take_powers(of_values, lag));
+    for (uint32_t i = 0; i < lag; i += vector_slots) {
+        const floats sum = hn::MulAdd(hn::LoadU(d, of_keys + i), share_of_keys,
+                                      hn::Mul(hn::LoadU(d, of_values + i), share_of_values));
+        hn::StoreU(order_of(sum), int_tag(), order + i);
+    }
+    rank_keys(order, lag, scores);
+}
+
+void score_parts(const stored_rows& rows, const lag_shape& shape, uint32_t first_part,
+                 uint32_t end_part, float* of_keys, float* of_values, int32_t* order,
+                 float* scores) {
+    operand_measure keys{operand_role::keys, {}}, values{operand_role::values, {}};
+    for (uint32_t part = end_part + 1; part-- > first_part;) {
+        const uint32_t first = shape.sinks + part * shape.lag;
+        const part_slots slots{first, first + shape.lag};
+        const bool measures = part != end_part, finds = part != first_part;
+        keys.take(rows, slots, measures, finds, of_keys);
+        values.take(rows, slots, measures, finds, of_values);
+        if (measures) rank_part(shape.lag, of_keys, of_values, order, scores + first);
+    }
 }
 
 }  // namespace
@@ -158,24 +260,7 @@ HWY_AFTER_NAMESPACE();
 #if HWY_ONCE
 namespace kvrt {
 
-HWY_EXPORT(measure_lag);
-
-namespace {
-
-/// values -> their softmax; NaN stays with its slot.
-void soften(float* values, uint32_t count) {
-    float peak = 0.0f;
-    for (uint32_t i = 0; i < count; ++i) peak = values[i] > peak ? values[i] : peak;
-    double sum = 0.0;
-    for (uint32_t i = 0; i < count; ++i) {
-        values[i] = std::exp(values[i] - peak);
-        sum += values[i] == values[i] ? double{values[i]} : 0.0;
-    }
-    const float share = static_cast<float>(1.0 / sum);
-    for (uint32_t i = 0; i < count; ++i) values[i] *= share;
-}
-
-}  // namespace
+HWY_EXPORT(score_parts);
 
 uint32_t lag_parts(const lag_shape& shape, uint32_t slots) {
     const uint32_t parts = slots > shape.sinks ? (slots - shape.sinks) / shape.lag : 0;
@@ -183,30 +268,18 @@ uint32_t lag_parts(const lag_shape& shape, uint32_t slots) {
 }
 
 uint64_t lag_scratch_bytes(const lag_shape& shape) {
-    return uint64_t{shape.lag} * (sizeof(uint64_t) + 2 * sizeof(float));
+    return 3 * round_up<uint64_t>(shape.lag, slot_group) * sizeof(float);
 }
 
 void score_lag_parts(const stored_rows& rows, const lag_shape& shape, uint32_t first_part,
                      uint32_t end_part, void* scratch, float* scores) {
-    const uint32_t lag = shape.lag;
-    uint64_t* order = static_cast<uint64_t*>(scratch);
-    float* of_keys = reinterpret_cast<float*>(order + lag);
-    float* of_values = of_keys + lag;
-    for (uint32_t part = first_part; part < end_part; ++part) {
-        const uint32_t first = shape.sinks + part * lag;
-        HWY_DYNAMIC_DISPATCH(measure_lag)(rows, first, lag, of_keys, of_values);
-        soften(of_keys, lag);
-        soften(of_values, lag);
-        for (uint32_t i = 0; i < lag; ++i) {
-            const uint64_t key = score_order(of_keys[i] + of_values[i]);
-            order[i] = key << 32 | (0xffffffffu - i);  // of equals the lower slot comes last
-        }
-        std::sort(order, order + lag);
-        for (uint32_t rank = 0; rank < lag; ++rank) {
-            const uint32_t i = 0xffffffffu - static_cast<uint32_t>(order[rank]);
-            scores[first + i] = static_cast<float>(rank) / static_cast<float>(lag);
-        }
-    }
+    float* of_keys = static_cast<float*>(scratch);
+    float* of_values = of_keys + round_up<uint64_t>(shape.lag, slot_group);
+    int32_t* order =
+        reinterpret_cast<int32_t*>(of_values + round_up<uint64_t>(shape.lag, slot_group));
+    if (first_part >= end_part) return;
+    HWY_DYNAMIC_DISPATCH(score_parts)
+    (rows, shape, first_part, end_part, of_keys, of_values, order, scores);
 }
 
 void score_lag_kept(const lag_shape& shape, uint32_t slots, float* scores) {

@@ -30,9 +30,9 @@ uint32_t lag_parts(const lag_shape& shape, uint32_t slots);
 /// Bytes that a call of score_lag_parts works in, on 8-byte boundaries.
 uint64_t lag_scratch_bytes(const lag_shape& shape);
 
-/// scores of parts [first_part, end_part) of lag_parts(). Parts do not depend on each other. Rows
-/// are read twice, the second time from the processor's cache: the part at hand was the last one's
-/// next. The first and last call's borders are read once more.
+/// scores of parts [first_part, end_part) of lag_parts(). Parts do not depend on each other. From
+/// the last to the first, so that each row is read once: what a part is measured by is known by
+/// then. The part behind the last one is read besides.
 void score_lag_parts(const stored_rows& rows, const lag_shape& shape, uint32_t first_part,
                      uint32_t end_part, void* scratch, float* scores);
 

@@ -7,6 +7,7 @@
 #include <hwy/foreach_target.h>
 #include <hwy/highway.h>
 
+#include <cmath>
 #include <limits>
 
 #include "retention/visit-inl.hpp"
@@ -21,6 +22,38 @@ struct measure_kernel {
     uint32_t dim;
     float* norm;
     float* range;
+
+    static constexpr bool takes_rows = true;
+
+    template <element type>
+    void rows(const row_group<type>& group, uint32_t slot, uint32_t slots,
+              tile_prefetch coming) const {
+        const float_tag d;
+        for (uint32_t row = 0; row < slots; ++row) {
+            coming.advance(dim * element_bytes(type));
+            floats even = hn::Zero(d), odd = hn::Zero(d);
+            floats least = hn::Set(d, std::numeric_limits<float>::infinity());
+            floats greatest = hn::Neg(least);
+            for (uint32_t i = 0; i < dim; i += 2 * vector_slots) {
+                const floats a = group.load(row, i), b = group.load(row, i + vector_slots);
+                if constexpr (with_norm) {
+                    even = hn::MulAdd(a, a, even);
+                    odd = hn::MulAdd(b, b, odd);
+                }
+                if constexpr (with_range) {
+                    least = hn::Min(least, hn::Min(a, b));
+                    greatest = hn::Max(greatest, hn::Max(a, b));
+                }
+            }
+            if constexpr (with_norm) {
+                norm[slot + row] = std::sqrt(hn::GetLane(hn::SumOfLanes(d, hn::Add(even, odd))));
+            }
+            if constexpr (with_range) {
+                range[slot + row] = hn::GetLane(hn::MaxOfLanes(d, greatest)) -
+                                    hn::GetLane(hn::MinOfLanes(d, least));
+            }
+        }
+    }
 
     template <element type>
     void tile(const std::byte* tile, uint32_t slot, uint32_t slots, tile_prefetch coming) const {

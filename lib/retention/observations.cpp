@@ -26,7 +26,10 @@ uint32_t index_of(const sequence& owner) { return owner.observation_place - 1; }
 void clear_place(observation_store& observations, uint32_t place) {
     const uint32_t lanes = static_cast<uint32_t>(observations.offset.size());
     for (uint32_t lane = 0; lane < lanes; ++lane) lane_at(observations, place, lane) = {};
-    observations.places[place].skipped = 0;
+    observation_place& whole = observations.places[place];
+    whole.skipped = 0;
+    whole.gap = whole.pending_gap = false;
+    whole.seen_end = 0;
 }
 
 /// The first place whose owner is gone; the number of places if there is none.
@@ -48,6 +51,37 @@ void take_place(cache& store, observation_store& observations, sequence& owner, 
 }
 
 bool is_windowed(const observation_rules& rules) { return rules.window != 0; }
+
+/// At the end of how many more steps of one token, at the least, a round is due; 0: of this one.
+/// As many as there are numbers where nothing says when one comes.
+uint64_t steps_before_round(const cache& store, const sequence& owner) {
+    const kv_policy& policy = owner.policy;
+    uint64_t least = std::numeric_limits<uint64_t>::max();
+    const auto comes_after = [&](uint64_t bound, uint64_t reached) {
+        least = std::min(least, bound > reached ? bound - reached : 0);
+    };
+    if (policy.every != 0) comes_after(policy.every, owner.tokens_since_round + 1);
+    if ((policy.flags & KV_POLICY_AT_PROMPT_END) != 0 &&
+        owner.next_position < policy.prompt_tokens) {
+        comes_after(policy.prompt_tokens, owner.next_position + 1);
+    }
+    if (policy.slack != 0) {
+        uint32_t most = 0;  // no mean of lanes is more
+        for (uint32_t lane = 0; lane < store.model.lanes.size(); ++lane) {
+            if (store.model.lanes[lane].evictable) most = std::max(most, owner.lanes[lane].slots);
+        }
+        comes_after(uint64_t{policy.budget} + policy.slack, most);
+    }
+    return least;
+}
+
+/// Does no round that the policy makes count the query of this step of one token?
+bool leaves_out(const cache& store, const sequence& owner, const observation_rules& rules) {
+    const uint64_t counted = rules.kind == observed_kind::last ? 1 : rules.window;
+    const bool comes_by_itself = owner.policy.every != 0 || owner.policy.slack != 0;
+    return counted != 0 && rules.every == 1 && comes_by_itself &&
+           store.limits.pressure_bytes == 0 && steps_before_round(store, owner) >= counted;
+}
 
 }  // namespace
 
@@ -131,6 +165,8 @@ void copy_observations(cache& store, observation_store& observations, const sequ
     const uint32_t to = find_free_place(store, observations, 0);
     take_place(store, observations, child, to, observations.places[from].rules);
     observations.places[to].skipped = observations.places[from].skipped;
+    observations.places[to].gap = observations.places[from].gap;
+    observations.places[to].seen_end = observations.places[from].seen_end;
     for (uint32_t lane = 0; lane < store.model.lanes.size(); ++lane) {
         const observed_lane& source = lane_at(observations, from, lane);
         observed_lane& target = lane_at(observations, to, lane);
@@ -156,8 +192,12 @@ bool make_observer(const cache& store, observation_store& observations, const se
     if (rules.kind == observed_kind::given) return false;
     if (rows == 1 && observations.places[place].skipped + 1 < rules.every) return false;
     const observed_lane& state = lane_at(observations, place, lane);
-    const bool forgets =
-        rules.kind == observed_kind::last || (is_windowed(rules) && rows >= rules.window);
+    if (rows == 1 && state.seen() != 0 && leaves_out(store, owner, rules)) {
+        observations.places[place].pending_gap = true;
+        return false;
+    }
+    const bool forgets = rules.kind == observed_kind::last || observations.places[place].gap ||
+                         (is_windowed(rules) && rows >= rules.window);
     observer = {};
     observer.stride = observations.slot_stride;
     observer.sums = array_of(observations, place, state.third(), lane);
@@ -203,7 +243,7 @@ void commit_observations(const cache& store, observation_store& observations,
         if (!state.pending) continue;
         observed = true;
         state.pending = false;
-        const bool forgets = rules.kind == observed_kind::last ||
+        const bool forgets = rules.kind == observed_kind::last || whole.gap ||
                              (is_windowed(rules) && state.pending_queries == rules.window);
         state.present = state.third();
         state.slots = std::min(state.pending_slots, owner.lanes[lane].slots);
@@ -224,6 +264,9 @@ void commit_observations(const cache& store, observation_store& observations,
         }
     }
     whole.skipped = observed ? 0 : whole.skipped + 1;
+    whole.gap = !observed && (whole.gap || whole.pending_gap);
+    whole.pending_gap = false;
+    if (observed) whole.seen_end = owner.next_position;
 }
 
 void discard_observations(const cache& store, observation_store& observations,
@@ -232,6 +275,7 @@ void discard_observations(const cache& store, observation_store& observations,
     for (uint32_t lane = 0; lane < store.model.lanes.size(); ++lane) {
         lane_at(observations, index_of(owner), lane).pending = false;
     }
+    observations.places[index_of(owner)].pending_gap = false;
 }
 
 void truncate_observations(const cache& store, observation_store& observations,
@@ -243,6 +287,15 @@ void truncate_observations(const cache& store, observation_store& observations,
         state.previous_slots = std::min(state.previous_slots, owner.lanes[lane].slots);
         state.given_end = std::min(state.given_end, owner.next_position);
     }
+    observation_place& whole = observations.places[index_of(owner)];
+    whole.seen_end = std::min(whole.seen_end, owner.next_position);
+}
+
+uint64_t unseen_tokens(const observation_store& observations, const sequence& owner,
+                       const kv_policy& policy) {
+    const observation_place* place = place_of(observations, owner);
+    if (place == nullptr || !place->gap || !(place->rules == rules_of(policy))) return 0;
+    return owner.next_position - place->seen_end;
 }
 
 namespace {

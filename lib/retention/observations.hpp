@@ -5,6 +5,11 @@
 // cancelled step leaves no trace. Kinds that count the last `window` queries have a second array,
 // of the window before, so that at least `window` queries and fewer than twice as many are seen.
 //
+// Of these kinds, and of that which counts the last query alone, steps of one token are left out
+// whose query the next round does not count: when that comes follows from the policy, where memory
+// pressure brings none early. Behind a gap the window begins anew. A round that the host asks for
+// within one works with what was seen before it, and keeps the tokens that came since.
+//
 //   slot   of the lane; sums move with their slots when a lane is compacted, and end with it when
 //          it is truncated. Slots beyond what was summed have 0.
 #pragma once
@@ -35,7 +40,10 @@ struct observed_lane {
 struct observation_place {
     kv_seq owner = 0;  ///< 0: nobody ever
     observation_rules rules;
-    uint32_t skipped = 0;  ///< one-token steps since the last observed one
+    uint32_t skipped = 0;      ///< one-token steps since the last observed one
+    bool gap = false;          ///< some since then were left out
+    bool pending_gap = false;  ///< the open step is left out
+    uint64_t seen_end = 0;     ///< the next position after the last observed step
 };
 
 struct observation_store {
@@ -46,6 +54,11 @@ struct observation_store {
     host_array<observed_lane> lanes;  ///< [places][lanes]
     host_array<observation_place> places;
 };
+
+/// Tokens behind the last step that was observed, where steps were left out since: rounds of this
+/// policy, if it goes by what was observed, keep them.
+uint64_t unseen_tokens(const observation_store& observations, const sequence& owner,
+                       const kv_policy& policy);
 
 status create_observations(cache& store, uint32_t places, observation_store& observations);
 

@@ -11,6 +11,7 @@
 #include <hwy/foreach_target.h>
 #include <hwy/highway.h>
 
+#include <algorithm>
 #include <cmath>
 
 #include "format/vector-inl.hpp"
@@ -126,38 +127,47 @@ HWY_INLINE void add_lanes(floats value, uint32_t count, float* target) {
 using row_buffer = float[widest_row + padding];
 
 void add_head(const rope_description& rope, uint32_t key_dim, const row_buffer* rows,
-              const rotation_row* rotations, uint32_t row_count, float* real, float* imaginary,
-              float* magnitude) {
+              const rotation_row* rotations, uint32_t row_count, const query_sums<float>& sums) {
     const float_tag d;
     const uint32_t rotated = rope.rotated_bands();
     const floats inverse = hn::Set(d, static_cast<float>(1.0 / rope.attention_factor));
     for (uint32_t band = 0; band < rotated; band += vector_lanes) {
-        floats re = hn::Zero(d), im = hn::Zero(d), size = hn::Zero(d);
+        floats re = hn::Zero(d), im = re, size = re, re_square = re, im_square = re, product = re;
         for (uint32_t r = 0; r < row_count; ++r) {
             const floats a = hn::LoadU(d, rows[r] + band);
             const floats b = hn::LoadU(d, rows[r] + rotated + band);
             const floats cosine = hn::LoadU(d, rotations[r].cosine + band);
             const floats sine = hn::LoadU(d, rotations[r].sine + band);
-            re = hn::Add(re, hn::MulAdd(a, cosine, hn::Mul(b, sine)));
-            im = hn::Add(im, hn::MulSub(b, cosine, hn::Mul(a, sine)));
+            const floats x = hn::MulAdd(a, cosine, hn::Mul(b, sine));
+            const floats y = hn::MulSub(b, cosine, hn::Mul(a, sine));
+            re = hn::Add(re, x);
+            im = hn::Add(im, y);
+            re_square = hn::MulAdd(x, x, re_square);
+            im_square = hn::MulAdd(y, y, im_square);
+            product = hn::MulAdd(x, y, product);
             size = hn::Add(size, hn::Sqrt(hn::MulAdd(a, a, hn::Mul(b, b))));
         }
         const uint32_t count = HWY_MIN(vector_lanes, rotated - band);
-        add_lanes(re, count, real + band);
-        add_lanes(im, count, imaginary + band);
-        add_lanes(hn::Mul(size, inverse), count, magnitude + band);
+        add_lanes(re, count, sums.real + band);
+        add_lanes(im, count, sums.imaginary + band);
+        add_lanes(hn::Mul(size, inverse), count, sums.magnitude + band);
+        add_lanes(re_square, count, sums.real_square + band);
+        add_lanes(im_square, count, sums.imaginary_square + band);
+        add_lanes(product, count, sums.product + band);
     }
     const uint32_t bands = rope.bands(key_dim);
     for (uint32_t band = rotated; band < bands; band += vector_lanes) {
-        floats re = hn::Zero(d), size = hn::Zero(d);
+        floats re = hn::Zero(d), size = re, square = re;
         for (uint32_t r = 0; r < row_count; ++r) {
             const floats a = hn::LoadU(d, rows[r] + rotated + band);
             re = hn::Add(re, a);
             size = hn::Add(size, hn::Abs(a));
+            square = hn::MulAdd(a, a, square);
         }
         const uint32_t count = HWY_MIN(vector_lanes, bands - band);
-        add_lanes(re, count, real + band);
-        add_lanes(size, count, magnitude + band);
+        add_lanes(re, count, sums.real + band);
+        add_lanes(size, count, sums.magnitude + band);
+        add_lanes(square, count, sums.real_square + band);
     }
 }
 
@@ -181,8 +191,10 @@ void add_rows(const rope_description& rope, uint32_t key_dim, const tensor_view&
                 load_row(rope, key_dim, queries, int64_t{first_row} + row + r, head, buffer[r]);
             }
             const uint64_t place = uint64_t{head} * bands;
-            add_head(rope, key_dim, buffer, rotations, count, pending.real + place,
-                     pending.imaginary + place, pending.magnitude + place);
+            add_head(rope, key_dim, buffer, rotations, count,
+                     {pending.real + place, pending.imaginary + place, pending.magnitude + place,
+                      pending.real_square + place, pending.imaginary_square + place,
+                      pending.product + place});
         }
     }
 }
@@ -206,13 +218,15 @@ void add_queries(const rope_description& rope, uint32_t key_dim, const tensor_vi
 
 bool commit_queries(const query_sums<float>& pending, uint64_t length,
                     const query_sums<double>& total) {
-    float* const parts[] = {pending.real, pending.imaginary, pending.magnitude};
-    double* const totals[] = {total.real, total.imaginary, total.magnitude};
+    float* const parts[] = {pending.real,        pending.imaginary,        pending.magnitude,
+                            pending.real_square, pending.imaginary_square, pending.product};
+    double* const totals[] = {total.real,        total.imaginary,        total.magnitude,
+                              total.real_square, total.imaginary_square, total.product};
     bool finite = true;
     for (const float* part : parts) {
         for (uint64_t i = 0; i < length; ++i) finite = finite && std::isfinite(part[i]);
     }
-    for (int which = 0; which < 3; ++which) {
+    for (uint32_t which = 0; which < query_sum_arrays; ++which) {
         for (uint64_t i = 0; i < length; ++i) {
             if (finite) totals[which][i] += double{parts[which][i]};
             parts[which][i] = 0.0f;
@@ -221,13 +235,23 @@ bool commit_queries(const query_sums<float>& pending, uint64_t length,
     return finite;
 }
 
-void query_means_of(const query_sums<double>& total, uint64_t length, uint64_t tokens, float* real,
-                    float* imaginary, float* magnitude) {
+void query_moments_of(const query_sums<double>& total, uint64_t length, uint64_t tokens,
+                      const query_moments<float>& out) {
     const double inverse = 1.0 / static_cast<double>(tokens);
     for (uint64_t i = 0; i < length; ++i) {
-        real[i] = static_cast<float>(total.real[i] * inverse);
-        imaginary[i] = static_cast<float>(total.imaginary[i] * inverse);
-        magnitude[i] = static_cast<float>(total.magnitude[i] * inverse);
+        const double real = total.real[i] * inverse, imaginary = total.imaginary[i] * inverse;
+        out.mean_real[i] = static_cast<float>(real);
+        out.mean_imaginary[i] = static_cast<float>(imaginary);
+        out.mean_magnitude[i] = static_cast<float>(total.magnitude[i] * inverse);
+        if (!out.has_covariances()) continue;
+        const double first = std::max(0.0, total.real_square[i] * inverse - real * real);
+        const double second =
+            std::max(0.0, total.imaginary_square[i] * inverse - imaginary * imaginary);
+        const double most = std::sqrt(first * second);
+        const double both = total.product[i] * inverse - real * imaginary;
+        out.variance_real[i] = static_cast<float>(first);
+        out.variance_imaginary[i] = static_cast<float>(second);
+        out.covariance[i] = static_cast<float>(std::clamp(both, -most, most));
     }
 }
 

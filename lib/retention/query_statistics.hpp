@@ -1,7 +1,8 @@
 // Statistics of queries before rotation: gathered from the rotated queries that attention sees, and
 // their means, which are what TriAttention works with.
 //
-// Per query head and band f: sum of q_f (complex) and of |q_f|. Sums of a step ("pending") are
+// Per query head and band f: sums of q_f (complex), of |q_f|, and of the products of its two parts,
+// from which come covariances within the band. Sums of a step ("pending") are
 // floats in memory of the step, which join the sequence's total, in double, when the step ends; a
 // cancelled step just drops them. Precision: a step of 8192 rows loses at most about 1e-5 of its
 // largest term; the totals keep 1e-15 per step, so a million tokens one by one are as exact as one.
@@ -20,6 +21,35 @@ struct query_sums {
     number* real = nullptr;
     number* imaginary = nullptr;
     number* magnitude = nullptr;
+    number* real_square = nullptr;
+    number* imaginary_square = nullptr;
+    number* product = nullptr;  ///< of the two
+};
+inline constexpr uint32_t query_sum_arrays = 6;
+
+/// Those that lie one after the other, `stride` apart.
+template <class number>
+query_sums<number> query_sums_at(number* first, uint64_t stride) {
+    return {first,
+            first + stride,
+            first + 2 * stride,
+            first + 3 * stride,
+            first + 4 * stride,
+            first + 5 * stride};
+}
+
+/// What a round knows of a layer's queries: [query_heads][bands] each. Covariances are of a band's
+/// two dimensions; where they are not known, or not asked for, all three are null.
+template <class number>
+struct query_moments {
+    number* mean_real = nullptr;
+    number* mean_imaginary = nullptr;
+    number* mean_magnitude = nullptr;
+    number* variance_real = nullptr;
+    number* variance_imaginary = nullptr;
+    number* covariance = nullptr;
+
+    bool has_covariances() const { return variance_real != nullptr; }
 };
 
 /// Bands of all heads: the length of each array of a layer.
@@ -43,8 +73,9 @@ void add_queries(const rope_description& rope, uint32_t key_dim, const tensor_vi
 bool commit_queries(const query_sums<float>& pending, uint64_t length,
                     const query_sums<double>& total);
 
-/// Sums of `tokens` queries -> means in float. tokens > 0.
-void query_means_of(const query_sums<double>& total, uint64_t length, uint64_t tokens, float* real,
-                    float* imaginary, float* magnitude);
+/// Sums of `tokens` queries -> means in float, and covariances where they are asked for. tokens >
+/// 0. Variances are of all there were (divided by tokens), and never negative.
+void query_moments_of(const query_sums<double>& total, uint64_t length, uint64_t tokens,
+                      const query_moments<float>& out);
 
 }  // namespace kvrt

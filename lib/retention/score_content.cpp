@@ -47,22 +47,29 @@ void score_by_expectation(const round_plan& plan, const layer_geometry& layer) {
     shape.key_dim = first_lane.layout.keys.dim;
     shape.group = layer.group();
     expected_phases(shape, layer.rope, plan.owner.next_position, context.phases.data());
-    const float* means =
-        context.statistics.means.data() + context.statistics.offset[first_lane.layer];
-    const uint64_t length = context.statistics.length;
+    statistics_store& statistics = context.statistics;
+    const bool spread = statistics.present_spread[first_lane.layer] != 0;
+    const query_moments<float> moments =
+        moments_at(statistics, statistics.present, first_lane.layer, spread);
     const uint64_t per_group = uint64_t{shape.group} * layer.rope.bands(shape.key_dim);
     for (uint32_t head = 0; head < layer.kv_heads; ++head) {
-        const float* real = means + head * per_group;
-        expected_weights(shape, layer.rope, context.phases.data(),
-                         {real, real + length, real + 2 * length}, {},
-                         context.weights.data() + head * context.weight_stride);
+        const uint64_t at = head * per_group;
+        query_covariances covariances;
+        if (spread) {
+            covariances = {moments.variance_real + at, moments.variance_imaginary + at,
+                           moments.covariance + at};
+        }
+        expected_weights(
+            shape, layer.rope, context.phases.data(),
+            {moments.mean_real + at, moments.mean_imaginary + at, moments.mean_magnitude + at},
+            covariances, context.weights.data() + head * context.weight_stride);
     }
     for_each_part(
         plan, layer,
         [&](const stored_rows& rows, uint32_t lane, uint32_t head, uint32_t first, uint32_t end) {
             const uint64_t kv_head = plan.store.model.lanes[lane].first_head + head;
             score_expected_logits(rows, first, end, shape, layer.rope,
-                                  context.weights.data() + kv_head * context.weight_stride, false,
+                                  context.weights.data() + kv_head * context.weight_stride, spread,
                                   lane_scores(plan, lane, head), context.slot_stride);
             slot_measures measures;
             measures.value_norm = measures_of(plan, lane, head);

@@ -16,15 +16,15 @@ void score_by_triattention(const round_plan& plan, const layer_geometry& layer) 
     shape.maximum = (plan.policy.flags & KV_POLICY_OFFSETS_MAX) != 0;
 
     triattention_phases(shape, layer.rope, plan.owner.next_position, context.phases.data());
-    const float* means =
-        context.statistics.means.data() + context.statistics.offset[first_lane.layer];
-    const uint64_t length = context.statistics.length;
+    const query_moments<float> moments =
+        moments_at(context.statistics, context.statistics.present, first_lane.layer, false);
     const uint64_t per_group = uint64_t{shape.group} * layer.rope.bands(shape.key_dim);
     for (uint32_t head = 0; head < layer.kv_heads; ++head) {
-        const float* real = means + head * per_group;
-        triattention_weights(shape, layer.rope, context.phases.data(),
-                             {real, real + length, real + 2 * length},
-                             context.weights.data() + head * context.weight_stride);
+        const uint64_t at = head * per_group;
+        triattention_weights(
+            shape, layer.rope, context.phases.data(),
+            {moments.mean_real + at, moments.mean_imaginary + at, moments.mean_magnitude + at},
+            context.weights.data() + head * context.weight_stride);
     }
     for_each_part(
         plan, layer,

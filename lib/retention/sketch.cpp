@@ -7,9 +7,12 @@
 #include <hwy/foreach_target.h>
 #include <hwy/highway.h>
 
+#include <bit>
 #include <cmath>
 #include <numbers>
 
+#include "base/amx.hpp"
+#include "retention/amx_sketch-inl.hpp"
 #include "retention/sampling.hpp"
 #include "retention/visit-inl.hpp"
 
@@ -23,7 +26,19 @@ namespace {
 constexpr uint32_t directions_at_once = 10;
 static_assert(sketch_directions % directions_at_once == 0);
 
-// out = |x G|^2, or out times that.
+// out = squares of slots [first, ...) of a tile, or out times those.
+template <bool multiply>
+HWY_INLINE void put_squares(floats squares, uint32_t first, uint32_t slots, float* out) {
+    const float_tag d;
+    if constexpr (multiply) {
+        alignas(64) float before[vector_slots] = {};
+        const uint32_t count = HWY_MIN(vector_slots, slots - first);
+        for (uint32_t i = 0; i < count; ++i) before[i] = out[first + i];
+        squares = hn::Mul(squares, hn::Load(d, before));
+    }
+    store_lanes(squares, first, slots, out);
+}
+
 template <bool multiply>
 struct sketch_kernel {
     uint32_t dim;
@@ -48,19 +63,55 @@ struct sketch_kernel {
                 }
                 for (const floats& sum : sums) square = hn::MulAdd(sum, sum, square);
             }
-            if constexpr (multiply) {
-                alignas(64) float before[vector_slots] = {};
-                const uint32_t count = HWY_MIN(vector_slots, slots - first);
-                for (uint32_t i = 0; i < count; ++i) before[i] = out[slot + first + i];
-                square = hn::Mul(square, hn::Load(d, before));
-            }
-            store_lanes(square, first, slots, out + slot);
+            put_squares<multiply>(square, first, slots, out + slot);
         }
     }
 };
 
+#if HWY_TARGET == HWY_AVX3
+template <bool multiply>
+struct amx_sketch_kernel {
+    uint32_t dim;
+    amx_directions& directions;
+    float* out;
+
+    static constexpr bool takes_rows = true;
+
+    template <element type>
+    void rows(const row_group<type>& group, uint32_t slot, uint32_t slots,
+              tile_prefetch coming) const {
+        put_squares<multiply>(amx_squares(group, directions, dim, coming), 0, slots, out + slot);
+    }
+
+    template <element type>
+    void tile(const std::byte* tile, uint32_t slot, uint32_t slots, tile_prefetch coming) const {
+        put_squares<multiply>(amx_squares<type>(tile, directions, dim, coming), 0, slots,
+                              out + slot);
+    }
+};
+
+bool amx_takes(const stored_rows& rows) {
+    return rows.key_dim() % amx_channels == 0 && rows.value_dim() % amx_channels == 0 &&
+           amx_usable();
+}
+
+void score_both_by_amx(const stored_rows& rows, uint32_t first_slot, uint32_t end_slot,
+                       const float* sketch, float* scores) {
+    amx_directions directions(sketch, HWY_MAX(rows.key_dim(), rows.value_dim()));
+    set_sketch_shapes();
+    visit_tiles(operand_role::keys, rows, first_slot, end_slot,
+                amx_sketch_kernel<false>{rows.key_dim(), directions, scores});
+    visit_tiles(operand_role::values, rows, first_slot, end_slot,
+                amx_sketch_kernel<true>{rows.value_dim(), directions, scores});
+    release_sketch_shapes();
+}
+#endif
+
 void score_both(const stored_rows& rows, uint32_t first_slot, uint32_t end_slot,
                 const float* sketch, float* scores) {
+#if HWY_TARGET == HWY_AVX3
+    if (amx_takes(rows)) return score_both_by_amx(rows, first_slot, end_slot, sketch, scores);
+#endif
     visit_tiles(operand_role::keys, rows, first_slot, end_slot,
                 sketch_kernel<false>{rows.key_dim(), sketch, scores});
     visit_tiles(operand_role::values, rows, first_slot, end_slot,
@@ -77,6 +128,22 @@ namespace kvrt {
 
 HWY_EXPORT(score_both);
 
+namespace {
+
+/// The bf16 number nearest to a finite one.
+float nearest_bf16(float value) {
+    const uint32_t bits = std::bit_cast<uint32_t>(value);
+    return std::bit_cast<float>((bits + 0x7fffu + (bits >> 16 & 1)) & 0xffff0000u);
+}
+
+/// The nearest sum of two bf16 numbers, 2^-17 away at most: matrix units take it as it is.
+float in_two_parts(double value) {
+    const float upper = nearest_bf16(static_cast<float>(value));
+    return upper + nearest_bf16(static_cast<float>(value - double{upper}));
+}
+
+}  // namespace
+
 void draw_sketch(const random_key& key, uint32_t dim, float* sketch) {
     static_assert(sketch_directions % 2 == 0);
     for (uint64_t i = 0; i < sketch_count(dim); i += 2) {
@@ -86,8 +153,8 @@ void draw_sketch(const random_key& key, uint32_t dim, float* sketch) {
         const double angle_draw = static_cast<double>(bits & 0xffffffffu) * 0x1p-32;
         const double radius = std::sqrt(-2.0 * std::log(radius_draw) / sketch_directions);
         const double angle = 2.0 * std::numbers::pi * angle_draw;
-        sketch[i] = static_cast<float>(radius * std::cos(angle));
-        sketch[i + 1] = static_cast<float>(radius * std::sin(angle));
+        sketch[i] = in_two_parts(radius * std::cos(angle));
+        sketch[i + 1] = in_two_parts(radius * std::sin(angle));
     }
 }
 

@@ -11,9 +11,9 @@ namespace {
 template <class number>
 query_sums<number> sums_of(number* base, const statistics_store& statistics,
                            uint32_t sequence_index, uint32_t layer) {
-    number* first =
-        base + uint64_t{sequence_index} * 3 * statistics.length + statistics.offset[layer];
-    return {first, first + statistics.length, first + 2 * statistics.length};
+    number* first = base + uint64_t{sequence_index} * query_sum_arrays * statistics.length +
+                    statistics.offset[layer];
+    return query_sums_at(first, statistics.length);
 }
 
 }  // namespace
@@ -41,7 +41,7 @@ status create_statistics(cache& store, statistics_store& statistics) {
         statistics.offset[layer] = statistics.length;
         statistics.length += layer_statistics_length(store, layer);
     }
-    const uint64_t whole = 3 * statistics.length;
+    const uint64_t whole = query_sum_arrays * statistics.length;
     KVRT_TRY(statistics.totals.allocate(allocator, sequences * whole, "query statistics",
                                         memory_contents::undefined));
     KVRT_TRY(statistics.pending.allocate(allocator, sequences * whole, "query statistics",
@@ -50,7 +50,9 @@ status create_statistics(cache& store, statistics_store& statistics) {
     KVRT_TRY(statistics.pending_tokens.allocate(allocator, sequences * layers, "query statistics"));
     KVRT_TRY(statistics.given.allocate(allocator, whole, "query statistics"));
     KVRT_TRY(statistics.given_tokens.allocate(allocator, layers, "query statistics"));
-    return statistics.means.allocate(allocator, whole, "query statistics");
+    KVRT_TRY(statistics.given_spread.allocate(allocator, layers, "query statistics"));
+    KVRT_TRY(statistics.present_spread.allocate(allocator, layers, "query statistics"));
+    return statistics.present.allocate(allocator, whole, "query statistics");
 }
 
 void reset_statistics(const cache& store, statistics_store& statistics, uint32_t sequence_index) {
@@ -69,9 +71,10 @@ void copy_statistics(const cache& store, statistics_store& statistics, uint32_t 
         const uint64_t length = layer_statistics_length(store, layer);
         const auto source = sums_of(statistics.totals.data(), statistics, from, layer);
         const auto target = sums_of(statistics.totals.data(), statistics, to, layer);
-        std::copy_n(source.real, length, target.real);
-        std::copy_n(source.imaginary, length, target.imaginary);
-        std::copy_n(source.magnitude, length, target.magnitude);
+        for (uint32_t i = 0; i < query_sum_arrays; ++i) {
+            std::copy_n(source.real + i * statistics.length, length,
+                        target.real + i * statistics.length);
+        }
     }
 }
 
@@ -83,9 +86,9 @@ void gather_queries(const cache& store, statistics_store& statistics, uint32_t s
     const uint32_t key_dim = store.model.lanes[geometry.first_lane].layout.keys.dim;
     const auto pending = sums_of(statistics.pending.data(), statistics, sequence_index, layer);
     const uint64_t length = layer_statistics_length(store, layer);
-    std::fill_n(pending.real, length, 0.0f);
-    std::fill_n(pending.imaginary, length, 0.0f);
-    std::fill_n(pending.magnitude, length, 0.0f);
+    for (uint32_t i = 0; i < query_sum_arrays; ++i) {
+        std::fill_n(pending.real + i * statistics.length, length, 0.0f);
+    }
     add_queries(geometry.rope, key_dim, queries, first_row, rows, first_position, 0,
                 geometry.query_heads, pending);
     statistics.pending_tokens[sequence_index * store.model.layers.size() + layer] = rows;
@@ -99,10 +102,8 @@ void commit_statistics(const cache& store, statistics_store& statistics, uint32_
         uint64_t& tokens = statistics.tokens[sequence_index * layers + layer];
         const uint64_t length = layer_statistics_length(store, layer);
         const auto total = sums_of(statistics.totals.data(), statistics, sequence_index, layer);
-        if (tokens == 0) {
-            std::fill_n(total.real, length, 0.0);
-            std::fill_n(total.imaginary, length, 0.0);
-            std::fill_n(total.magnitude, length, 0.0);
+        for (uint32_t i = 0; tokens == 0 && i < query_sum_arrays; ++i) {
+            std::fill_n(total.real + i * statistics.length, length, 0.0);
         }
         const auto pending = sums_of(statistics.pending.data(), statistics, sequence_index, layer);
         if (commit_queries(pending, length, total)) tokens += rows;
@@ -123,21 +124,31 @@ bool gathers(const statistics_store& statistics, const sequence& owner) {
                        [](uint64_t tokens) { return tokens == 0; });
 }
 
-uint64_t online_means(const cache& store, const statistics_store& statistics,
-                      uint32_t sequence_index, uint32_t layer, float* real, float* imaginary,
-                      float* magnitude) {
+query_moments<float> moments_at(statistics_store& statistics, host_array<float>& arrays,
+                                uint32_t layer, bool wanted) {
+    float* first = arrays.data() + statistics.offset[layer];
+    const uint64_t stride = statistics.length;
+    query_moments<float> found = {first, first + stride, first + 2 * stride};
+    if (!wanted) return found;
+    found.variance_real = first + 3 * stride;
+    found.variance_imaginary = first + 4 * stride;
+    found.covariance = first + 5 * stride;
+    return found;
+}
+
+uint64_t online_moments(const cache& store, const statistics_store& statistics,
+                        uint32_t sequence_index, uint32_t layer, const query_moments<float>& out) {
     const uint64_t tokens =
         statistics.tokens[uint64_t{sequence_index} * store.model.layers.size() + layer];
     if (tokens == 0) return 0;
     const auto total =
         sums_of(const_cast<double*>(statistics.totals.data()), statistics, sequence_index, layer);
-    query_means_of(total, layer_statistics_length(store, layer), tokens, real, imaginary,
-                   magnitude);
+    query_moments_of(total, layer_statistics_length(store, layer), tokens, out);
     return tokens;
 }
 
-bool load_means(const cache& store, statistics_store& statistics, uint32_t sequence_index,
-                bool online_only, const uint8_t* lanes) {
+bool load_moments(const cache& store, statistics_store& statistics, uint32_t sequence_index,
+                  bool online_only, const uint8_t* lanes) {
     for (uint32_t layer = 0; layer < store.model.layers.size(); ++layer) {
         const layer_geometry& geometry = store.model.layers[layer];
         if (!geometry.stores ||
@@ -145,17 +156,17 @@ bool load_means(const cache& store, statistics_store& statistics, uint32_t seque
                         [](uint8_t wanted) { return wanted == 0; })) {
             continue;
         }
-        float* real = statistics.means.data() + statistics.offset[layer];
-        float* imaginary = real + statistics.length;
-        float* magnitude = imaginary + statistics.length;
+        statistics.present_spread[layer] = 1;
+        const query_moments<float> target = moments_at(statistics, statistics.present, layer);
         if (!online_only && statistics.given_tokens[layer] != 0) {
             const float* given = statistics.given.data() + statistics.offset[layer];
             const uint64_t length = layer_statistics_length(store, layer);
-            std::copy_n(given, length, real);
-            std::copy_n(given + statistics.length, length, imaginary);
-            std::copy_n(given + 2 * statistics.length, length, magnitude);
-        } else if (online_means(store, statistics, sequence_index, layer, real, imaginary,
-                                magnitude) == 0) {
+            for (uint32_t i = 0; i < query_sum_arrays; ++i) {
+                std::copy_n(given + i * statistics.length, length,
+                            target.mean_real + i * statistics.length);
+            }
+            statistics.present_spread[layer] = statistics.given_spread[layer];
+        } else if (online_moments(store, statistics, sequence_index, layer, target) == 0) {
             return false;
         }
     }

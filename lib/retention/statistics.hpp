@@ -14,19 +14,25 @@ namespace kvrt {
 struct statistics_store {
     uint64_t length = 0;                  ///< bands of all query heads of all layers
     host_array<uint64_t> offset;          ///< [layers]: where a layer's bands start
-    host_array<double> totals;            ///< [sequences][real, imaginary, magnitude][length]
+    host_array<double> totals;            ///< [sequences][query_sum_arrays][length]
     host_array<float> pending;            ///< the same
     host_array<uint64_t> tokens;          ///< [sequences][layers] in totals
     host_array<uint32_t> pending_tokens;  ///< [sequences][layers]
-    host_array<float> given;              ///< [real, imaginary, magnitude][length]
+    host_array<float> given;              ///< [arrays of query_moments][length]
     host_array<uint64_t> given_tokens;    ///< [layers]; 0: nothing was given
-    host_array<float> means;  ///< [real, imaginary, magnitude][length] of the present round
+    host_array<uint8_t> given_spread;     ///< [layers]: covariances are among what was given
+    host_array<float> present;            ///< of the present round, as `given`
+    host_array<uint8_t> present_spread;   ///< [layers], as given_spread
 };
 
 /// Does this layer have statistics: does it store, may policies evict from its lanes, and is its
 /// rotation known?
 bool has_statistics(const cache& store, uint32_t layer);
 uint64_t layer_statistics_length(const cache& store, uint32_t layer);
+
+/// A layer's part of `given` or `present`. Without covariances, when they are not `wanted`.
+query_moments<float> moments_at(statistics_store& statistics, host_array<float>& arrays,
+                                uint32_t layer, bool wanted = true);
 
 status create_statistics(cache& store, statistics_store& statistics);
 
@@ -44,14 +50,14 @@ void discard_statistics(const cache& store, statistics_store& statistics, uint32
 /// Is it worth gathering for this sequence?
 bool gathers(const statistics_store& statistics, const sequence& owner);
 
-/// Puts the means that a round of this sequence works with into statistics.means. False when the
-/// layer of a lane in `lanes` (of [lane count], non-zero: wanted) has none.
-bool load_means(const cache& store, statistics_store& statistics, uint32_t sequence_index,
-                bool online_only, const uint8_t* lanes);
+/// Puts what a round of this sequence works with into statistics.present. False when the layer of a
+/// lane in `lanes` (of [lane count], non-zero: wanted) has nothing.
+bool load_moments(const cache& store, statistics_store& statistics, uint32_t sequence_index,
+                  bool online_only, const uint8_t* lanes);
 
-/// A sequence's own means of one layer, into the caller's arrays; returns the tokens they average.
-uint64_t online_means(const cache& store, const statistics_store& statistics,
-                      uint32_t sequence_index, uint32_t layer, float* real, float* imaginary,
-                      float* magnitude);
+/// A sequence's own moments of one layer, into the caller's arrays; returns the tokens they
+/// average.
+uint64_t online_moments(const cache& store, const statistics_store& statistics,
+                        uint32_t sequence_index, uint32_t layer, const query_moments<float>& out);
 
 }  // namespace kvrt

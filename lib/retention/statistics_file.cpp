@@ -21,16 +21,34 @@ static_assert(std::endian::native == std::endian::little, "the file is little-en
 namespace {
 
 constexpr char magic[8] = {'K', 'V', 'R', 'T', 'Q', 'S', 'T', '1'};
-constexpr uint32_t version = 1;
+constexpr uint32_t version = 2;
+constexpr uint32_t covariances_flag = 1;
 constexpr uint64_t header_bytes = 24, layer_header_bytes = 40, trailer_bytes = 8;
 
 uint64_t length_of(const layer_statistics& layer) {
     return uint64_t{layer.query_heads} * layer.rope->bands(layer.key_dim);
 }
 
-uint64_t layer_bytes(const layer_statistics& layer) {
+/// Arrays of a layer, in order.
+constexpr uint32_t arrays_in(uint32_t file_version) { return file_version == 1 ? 3 : 6; }
+
+struct array_list {
+    float* array[arrays_in(version)];
+};
+array_list arrays_of(const query_moments<float>& moments) {
+    return {{moments.mean_real, moments.mean_imaginary, moments.mean_magnitude,
+             moments.variance_real, moments.variance_imaginary, moments.covariance}};
+}
+
+uint64_t layer_bytes(const layer_statistics& layer, uint32_t file_version) {
     return layer_header_bytes + layer.rope->rotated_bands() * sizeof(double) +
-           3 * length_of(layer) * sizeof(float);
+           arrays_in(file_version) * length_of(layer) * sizeof(float);
+}
+
+uint64_t file_bytes(const layer_statistics* layers, uint32_t layer_count, uint32_t file_version) {
+    uint64_t bytes = header_bytes + trailer_bytes;
+    for (uint32_t i = 0; i < layer_count; ++i) bytes += layer_bytes(layers[i], file_version);
+    return bytes;
 }
 
 struct writer {
@@ -64,22 +82,35 @@ struct reader {
     }
 };
 
-/// Checks one layer's part; leaves `file` behind it, and the start of its arrays in `arrays`.
+/// What one layer's part says, beside what was expected.
+struct found_layer {
+    const std::byte* arrays = nullptr;
+    uint64_t tokens = 0;
+    bool covariances = false;
+};
+
+/// Checks one layer's part; leaves `file` behind it.
 status check_layer(reader& file, const layer_statistics& expected, uint32_t layer,
-                   const std::byte*& arrays, uint64_t& tokens) {
-    const uint32_t fields[] = {
-        expected.query_heads, expected.key_dim,          expected.rope->bands(expected.key_dim),
-        expected.rope->style, expected.rope->dimensions, 0};
-    constexpr const char* names[] = {"query_heads", "key_dim",         "bands",
-                                     "rope style",  "rope dimensions", "a reserved field"};
-    for (int i = 0; i < 6; ++i) {
+                   uint32_t file_version, found_layer& found_part) {
+    const uint32_t fields[] = {expected.query_heads, expected.key_dim,
+                               expected.rope->bands(expected.key_dim), expected.rope->style,
+                               expected.rope->dimensions};
+    constexpr const char* names[] = {"query_heads", "key_dim", "bands", "rope style",
+                                     "rope dimensions"};
+    for (int i = 0; i < 5; ++i) {
         const uint32_t found = file.take<uint32_t>();
         if (found != fields[i]) {
             return fail(KV_CORRUPT, "statistics file: layer {}: {} is {}, the model has {}", layer,
                         names[i], found, fields[i]);
         }
     }
-    tokens = file.take<uint64_t>();
+    const uint32_t flags = file.take<uint32_t>();
+    const uint32_t known_flags = file_version == 1 ? 0 : covariances_flag;
+    if ((flags & ~known_flags) != 0) {
+        return fail(KV_CORRUPT, "statistics file: layer {}: flags {}", layer, flags);
+    }
+    found_part.covariances = (flags & covariances_flag) != 0;
+    const uint64_t tokens = found_part.tokens = file.take<uint64_t>();
     rope_description rope;
     rope.style = expected.rope->style;
     rope.dimensions = expected.rope->dimensions;
@@ -93,13 +124,18 @@ status check_layer(reader& file, const layer_statistics& expected, uint32_t laye
                     "model's",
                     layer);
     }
-    arrays = file.next;
+    found_part.arrays = file.next;
     const uint64_t length = length_of(expected);
-    for (uint64_t i = 0; i < 3 * length; ++i) {
-        const float value = file.take<float>();
-        const bool negative_magnitude = i >= 2 * length && value < 0.0f;
-        if (!std::isfinite(value) || negative_magnitude || (tokens == 0 && value != 0.0f)) {
-            return fail(KV_CORRUPT, "statistics file: layer {}: a mean is not possible", layer);
+    for (uint32_t array = 0; array < arrays_in(file_version); ++array) {
+        const bool never_negative = array >= 2 && array < 5;  // magnitudes and variances
+        const bool nothing = tokens == 0 || (array >= 3 && !found_part.covariances);
+        for (uint64_t i = 0; i < length; ++i) {
+            const float value = file.take<float>();
+            if (!std::isfinite(value) || (never_negative && value < 0.0f) ||
+                (nothing && value != 0.0f)) {
+                return fail(KV_CORRUPT,
+                            "statistics file: layer {}: a mean or variance is not possible", layer);
+            }
         }
     }
     return KV_OK;
@@ -157,9 +193,7 @@ int64_t read_all(int descriptor, std::byte* data, uint64_t bytes) {
 }  // namespace
 
 uint64_t statistics_bytes(const layer_statistics* layers, uint32_t layer_count) {
-    uint64_t bytes = header_bytes + trailer_bytes;
-    for (uint32_t i = 0; i < layer_count; ++i) bytes += layer_bytes(layers[i]);
-    return bytes;
+    return file_bytes(layers, layer_count, version);
 }
 
 void encode_statistics(const layer_statistics* layers, uint32_t layer_count, std::byte* out) {
@@ -176,33 +210,34 @@ void encode_statistics(const layer_statistics* layers, uint32_t layer_count, std
         file.put(rope.bands(layer.key_dim));
         file.put(rope.style);
         file.put(rope.dimensions);
-        file.put(uint32_t{0});
+        const bool any = layer.tokens != 0;
+        const bool covariances = any && layer.moments.has_covariances();
+        file.put(covariances ? covariances_flag : 0u);
         file.put(layer.tokens);
         file.put(rope.attention_factor);
         for (uint32_t band = 0; band < rope.rotated_bands(); ++band) {
             file.put(rope.inverse_frequencies[band]);
         }
         const uint64_t length = length_of(layer);
-        const bool any = layer.tokens != 0;
-        file.put_floats(any ? layer.mean_real : nullptr, length);
-        file.put_floats(any ? layer.mean_imaginary : nullptr, length);
-        file.put_floats(any ? layer.mean_magnitude : nullptr, length);
+        for (const float* array : arrays_of(layer.moments).array) {
+            file.put_floats(any ? array : nullptr, length);
+        }
     }
     file.put(uint64_t{XXH3_64bits(out, static_cast<std::size_t>(file.next - out))});
 }
 
 status decode_statistics(const std::byte* data, uint64_t bytes, layer_statistics* layers,
                          uint32_t layer_count) {
-    const uint64_t expected = statistics_bytes(layers, layer_count);
     if (bytes < header_bytes + trailer_bytes || std::memcmp(data, magic, sizeof magic) != 0) {
         return fail(KV_CORRUPT, "statistics file: this is no statistics file of this library");
     }
     reader file{data + sizeof magic};
     const uint32_t found_version = file.take<uint32_t>();
-    if (found_version != version) {
-        return fail(KV_CORRUPT, "statistics file: version {}, this library reads {}", found_version,
-                    version);
+    if (found_version == 0 || found_version > version) {
+        return fail(KV_CORRUPT, "statistics file: version {}, this library reads up to {}",
+                    found_version, version);
     }
+    const uint64_t expected = file_bytes(layers, layer_count, found_version);
     const uint32_t found_layers = file.take<uint32_t>();
     const uint64_t found_bytes = file.take<uint64_t>();
     if (found_layers != layer_count || found_bytes != expected || bytes != expected) {
@@ -221,16 +256,20 @@ status decode_statistics(const std::byte* data, uint64_t bytes, layer_statistics
     for (const bool take : {false, true}) {
         file.next = first_layer;
         for (uint32_t i = 0; i < layer_count; ++i) {
-            const std::byte* arrays = nullptr;
-            uint64_t tokens = 0;
-            KVRT_TRY(check_layer(file, layers[i], i, arrays, tokens));
+            found_layer part;
+            KVRT_TRY(check_layer(file, layers[i], i, found_version, part));
             if (!take) continue;
-            layers[i].tokens = tokens;
-            const uint64_t array_bytes = length_of(layers[i]) * sizeof(float);
-            for (float* target :
-                 {layers[i].mean_real, layers[i].mean_imaginary, layers[i].mean_magnitude}) {
-                if (array_bytes != 0) std::memcpy(target, arrays, array_bytes);
-                arrays += array_bytes;
+            layers[i].tokens = part.tokens;
+            layers[i].has_covariances = part.covariances;
+            const uint64_t length = length_of(layers[i]);
+            const array_list targets = arrays_of(layers[i].moments);
+            for (uint32_t array = 0; length != 0 && array < std::size(targets.array); ++array) {
+                if (array < arrays_in(found_version)) {
+                    std::memcpy(targets.array[array], part.arrays + array * length * sizeof(float),
+                                length * sizeof(float));
+                } else {
+                    std::memset(targets.array[array], 0, length * sizeof(float));
+                }
             }
         }
     }

@@ -17,23 +17,74 @@ namespace kvrt {
 namespace HWY_NAMESPACE {
 namespace {
 
+/// Runs body(tag, i) over [0, count), by vectors and one by one.
+template <class callable>
+HWY_INLINE void by_vectors(uint32_t count, const callable& body) {
+    const hn::CappedTag<float, 16> wide;
+    const hn::CappedTag<float, 1> single;
+    uint32_t i = 0;
+    for (const uint32_t step = static_cast<uint32_t>(hn::Lanes(wide)); i + step <= count;
+         i += step) {
+        body(wide, i);
+    }
+    for (; i < count; ++i) body(single, i);
+}
+
 /// values[0, count) = exp(value - peak); NaN for +infinity.
 void exponentials(float* values, uint32_t count, float peak) {
-    const auto transform = [peak](auto d, float* at) {
+    const auto transform = [peak](auto d, float* at) HWY_ATTR {
         const auto value = hn::LoadU(d, at);
         const auto endless = hn::Gt(value, hn::Set(d, std::numeric_limits<float>::max()));
         const auto power = fast_exp(d, hn::Sub(value, hn::Set(d, peak)));
         const auto none = hn::Set(d, std::numeric_limits<float>::quiet_NaN());
         hn::StoreU(hn::IfThenElse(endless, none, power), d, at);
     };
+    by_vectors(count, [&](auto d, uint32_t i) HWY_ATTR { transform(d, values + i); });
+}
+
+/// The greatest of `peak` and the numbers below infinity.
+float find_peak(const float* values, uint32_t count, float peak) {
+    alignas(64) float lanes[16];
     const hn::CappedTag<float, 16> wide;
-    const hn::CappedTag<float, 1> single;
-    uint32_t i = 0;
-    for (const uint32_t step = static_cast<uint32_t>(hn::Lanes(wide)); i + step <= count;
-         i += step) {
-        transform(wide, values + i);
+    auto peaks = hn::Set(wide, peak);
+    by_vectors(count, [&](auto d, uint32_t i) HWY_ATTR {
+        const auto value = hn::LoadU(d, values + i);
+        const auto finite = hn::Lt(value, hn::Set(d, std::numeric_limits<float>::infinity()));
+        const auto lowest = hn::Set(d, -std::numeric_limits<float>::infinity());
+        const auto found = hn::IfThenElse(finite, value, lowest);
+        if constexpr (hn::MaxLanes(d) == hn::MaxLanes(wide)) {
+            peaks = hn::Max(peaks, found);
+        } else {
+            peak = HWY_MAX(peak, hn::GetLane(found));
+        }
+    });
+    hn::Store(peaks, wide, lanes);
+    for (uint32_t i = 0; i < hn::Lanes(wide); ++i) peak = HWY_MAX(peak, lanes[i]);
+    return peak;
+}
+
+/// out = share * values, or out plus that.
+void add_share(const float* values, uint32_t count, float share, bool adds, float* out) {
+    by_vectors(count, [&](auto d, uint32_t i) HWY_ATTR {
+        const auto part = hn::Mul(hn::LoadU(d, values + i), hn::Set(d, share));
+        hn::StoreU(adds ? hn::Add(hn::LoadU(d, out + i), part) : part, d, out + i);
+    });
+}
+
+/// sums [16] += values, each sixteenth to the same; count is a multiple of 16. NaN is nothing.
+void add_to_sums(const float* values, uint32_t count, double* sums) {
+    const hn::CappedTag<double, 8> d;
+    const hn::Rebind<float, decltype(d)> narrow;
+    constexpr uint32_t lanes = static_cast<uint32_t>(hn::MaxLanes(d)), parts = 16 / lanes;
+    hn::Vec<decltype(d)> sum[parts];
+    for (uint32_t p = 0; p < parts; ++p) sum[p] = hn::LoadU(d, sums + p * lanes);
+    for (uint32_t i = 0; i < count; i += 16) {
+        for (uint32_t p = 0; p < parts; ++p) {
+            const auto value = hn::PromoteTo(d, hn::LoadU(narrow, values + i + p * lanes));
+            sum[p] = hn::Add(sum[p], hn::IfThenElseZero(hn::Eq(value, value), value));
+        }
     }
-    for (; i < count; ++i) transform(single, values + i);
+    for (uint32_t p = 0; p < parts; ++p) hn::StoreU(sum[p], d, sums + p * lanes);
 }
 
 }  // namespace
@@ -45,6 +96,9 @@ HWY_AFTER_NAMESPACE();
 namespace kvrt {
 
 HWY_EXPORT(exponentials);
+HWY_EXPORT(find_peak);
+HWY_EXPORT(add_share);
+HWY_EXPORT(add_to_sums);
 
 namespace {
 
@@ -59,10 +113,8 @@ struct running_sum {
     /// NaN counts as nothing.
     void add(const float* values, uint32_t count) {
         const auto number = [](float value) { return value == value ? double{value} : 0.0; };
-        uint32_t i = 0;
-        for (; i + lanes <= count; i += lanes) {
-            for (uint32_t lane = 0; lane < lanes; ++lane) sums[lane] += number(values[i + lane]);
-        }
+        uint32_t i = count / lanes * lanes;
+        HWY_DYNAMIC_DISPATCH(add_to_sums)(values, i, sums);
         for (uint32_t lane = 0; i < count; ++i, ++lane) sums[lane] += number(values[i]);
     }
     double total() const {
@@ -125,10 +177,8 @@ void softmax_mean(float* logits, uint64_t stride, uint32_t heads, const slot_ran
         float* row = logits + head * stride;
         float peak = -infinity;
         for (const slot_range& range : candidates) {
-            for (uint32_t slot = range.first; slot < range.end; ++slot) {
-                const float logit = row[slot] < infinity ? row[slot] : -infinity;
-                peak = logit > peak ? logit : peak;
-            }
+            const uint32_t count = range.end - range.first;
+            peak = HWY_DYNAMIC_DISPATCH(find_peak)(row + range.first, count, peak);
         }
         if (peak == -infinity) peak = 0.0f;
         running_sum sum;
@@ -142,9 +192,8 @@ void softmax_mean(float* logits, uint64_t stride, uint32_t heads, const slot_ran
         const double total = sum.total() * heads;
         const float share = total > 0.0 ? static_cast<float>(1.0 / total) : 0.0f;
         for (const slot_range& range : candidates) {
-            for (uint32_t slot = range.first; slot < range.end; ++slot) {
-                out[slot] = head == 0 ? row[slot] * share : out[slot] + row[slot] * share;
-            }
+            HWY_DYNAMIC_DISPATCH(add_share)
+            (row + range.first, range.end - range.first, share, head != 0, out + range.first);
         }
     }
 }

@@ -237,6 +237,8 @@ TEST_CASE("kv_pool_set_statistics, kv_seq_get_statistics") {
         {"mean_real", [](q& o) { o.mean_real = nullptr; }},
         {"mean_imaginary", [](q& o) { o.mean_imaginary = nullptr; }},
         {"mean_magnitude", [](q& o) { o.mean_magnitude = nullptr; }},
+        {"all or none", [](q& o) { o.variance_real = o.mean_real; }},
+        {"all or none", [](q& o) { o.variance_imaginary = o.covariance = o.mean_real; }},
     };
     for (const attack& a : attacks) {
         kv_query_statistics wrong = good;

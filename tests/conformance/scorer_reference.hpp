@@ -252,30 +252,45 @@ inline scored scores_of(const tracker& t, uint32_t layer, uint32_t head, const k
             const uint32_t group = s.query_heads / s.kv_heads, half = s.key_dim / 2;
             const tracked_layer& whole = t.layers[layer];
             std::vector<double> mean_weight(count, 0.0);
+            const double tokens = static_cast<double>(whole.queries.size());
             for (uint32_t member = 0; member < group; ++member) {
-                std::vector<double> expected(s.key_dim, 0.0);
+                // Per band the mean of the queries before rotation, their 2 x 2 covariance, and the
+                // mean rotation of the next 512 positions.
+                std::vector<double> logits(count, 0.0);
                 for (uint32_t band = 0; band < half; ++band) {
                     const double frequency = std::pow(10000.0, -2.0 * band / s.key_dim);
+                    std::vector<std::complex<double>> queries;
                     std::complex<double> mean = 0.0, turned = 0.0;
                     for (std::size_t i = 0; i < whole.queries.size(); ++i) {
                         const double* q = whole.queries[i].data() +
                                           (head * group + member) * std::size_t{s.key_dim};
-                        mean += std::complex<double>(q[band], q[band + half]) *
-                                std::polar(1.0, -frequency *
-                                                    static_cast<double>(whole.query_positions[i]));
+                        const double angle =
+                            -frequency * static_cast<double>(whole.query_positions[i]);
+                        queries.push_back(std::complex<double>(q[band], q[band + half]) *
+                                          std::polar(1.0, angle));
+                        mean += queries.back() / tokens;
                     }
-                    mean /= static_cast<double>(whole.queries.size());
+                    double first = 0.0, second = 0.0, both = 0.0;
+                    for (const std::complex<double>& q : queries) {
+                        const std::complex<double> off = q - mean;
+                        first += off.real() * off.real() / tokens;
+                        second += off.imag() * off.imag() / tokens;
+                        both += off.real() * off.imag() / tokens;
+                    }
                     for (uint32_t ahead = 0; ahead < 512; ++ahead) {
-                        turned +=
-                            mean * std::polar(1.0 / 512.0, frequency * (t.next_position() + ahead));
+                        turned += std::polar(1.0 / 512.0, frequency * (t.next_position() + ahead));
                     }
-                    expected[band] = turned.real();
-                    expected[band + half] = turned.imag();
-                }
-                std::vector<double> logits;
-                for (const uint32_t p : mine.retained) {
-                    logits.push_back(dot(expected, t.key(layer, head, p)) /
-                                     std::sqrt(static_cast<double>(s.key_dim)));
+                    for (std::size_t i = 0; i < count; ++i) {
+                        const std::vector<double> k = t.key(layer, head, mine.retained[i]);
+                        const std::complex<double> key(k[band], k[band + half]);
+                        const std::complex<double> back = std::conj(turned) * key;
+                        const double dim = s.key_dim;
+                        logits[i] += (mean * std::conj(back)).real() / std::sqrt(dim);
+                        logits[i] += (first * back.real() * back.real() +
+                                      second * back.imag() * back.imag() +
+                                      2.0 * both * back.real() * back.imag()) /
+                                     (2.0 * dim);
+                    }
                 }
                 const std::vector<double> weights = softmax_over(logits, chosen);
                 for (const std::size_t i : chosen) mean_weight[i] += weights[i] / group;

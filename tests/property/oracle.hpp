@@ -101,6 +101,9 @@ struct oracle_sequence {
     std::vector<oracle_lane> lanes;
     int step = -1;                  // which open step holds it
     uint32_t unobserved_steps = 0;  // since the last whose attention was observed
+    bool gap = false;               // some of these were left out
+    bool pending_gap = false;       // and the open one is
+    uint64_t seen_end = 0;          // the next position after the last observed step
 };
 
 struct drop_count {

@@ -61,12 +61,39 @@ void change_rules(oracle_sequence& owner, const observed_rules& before) {
         lane.given_end = 0;
     }
     owner.unobserved_steps = 0;
+    owner.gap = owner.pending_gap = false;
+    owner.seen_end = 0;
 }
 
 bool observes(const oracle_sequence& owner, uint32_t rows) {
     const observed_rules rules = rules_of(owner);
     if (rules.kind == observed_kind::nothing || rules.kind == observed_kind::given) return false;
     return rows > 1 || owner.unobserved_steps + 1 >= rules.every;
+}
+
+bool leaves_out(const oracle& model, const oracle_sequence& owner, std::size_t lane,
+                uint32_t rows) {
+    const observed_rules rules = rules_of(owner);
+    const kv_policy& policy = owner.policy;
+    const bool forgets = rules.kind == observed_kind::windowed || rules.kind == observed_kind::last;
+    if (rows != 1 || !forgets || rules.every != 1 || !owner.lanes[lane].observed_any) return false;
+    if (policy.every == 0 && policy.slack == 0) return false;
+    // Steps of one token until a round may come, this one included.
+    const uint64_t counted = rules.kind == observed_kind::last ? 1 : rules.window;
+    int64_t steps = std::numeric_limits<int64_t>::max();
+    const auto ends_at = [&](uint64_t bound, uint64_t now) {
+        steps = std::min(steps, static_cast<int64_t>(bound) - static_cast<int64_t>(now));
+    };
+    if (policy.every != 0) ends_at(policy.every, owner.tokens_since_round);
+    if ((policy.flags & KV_POLICY_AT_PROMPT_END) != 0 &&
+        owner.next_position < policy.prompt_tokens) {
+        ends_at(policy.prompt_tokens, owner.next_position);
+    }
+    for (std::size_t i = 0; policy.slack != 0 && i < model.lanes.size(); ++i) {
+        if (!model.lanes[i].evictable) continue;
+        ends_at(uint64_t{policy.budget} + policy.slack + 1, owner.lanes[i].slots());
+    }
+    return steps > static_cast<int64_t>(counted);
 }
 
 void begin_pending(oracle_sequence& owner, uint32_t lane, uint32_t rows, bool numbers) {
@@ -97,11 +124,15 @@ void commit_pending(oracle_sequence& owner) {
         lane.pending_sums.clear();
     }
     owner.unobserved_steps = any ? 0 : owner.unobserved_steps + 1;
+    owner.gap = !any && (owner.gap || owner.pending_gap);
+    owner.pending_gap = false;
+    if (any) owner.seen_end = owner.next_position;
     truncate_observed(owner);
 }
 
 void discard_pending(oracle_sequence& owner) {
     for (oracle_lane& lane : owner.lanes) lane.pending = false;
+    owner.pending_gap = false;
 }
 
 void truncate_observed(oracle_sequence& owner) {
@@ -111,6 +142,7 @@ void truncate_observed(oracle_sequence& owner) {
         }
         lane.given_end = std::min(lane.given_end, owner.next_position);
     }
+    owner.seen_end = std::min(owner.seen_end, owner.next_position);
 }
 
 double observed_at(const oracle_sequence& owner, std::size_t lane, std::size_t head,
@@ -129,6 +161,11 @@ bool has_observed(const oracle_sequence& owner, const kv_policy& policy,
         if (lanes[lane] != 0 && !owner.lanes[lane].observed_any) return false;
     }
     return true;
+}
+
+uint64_t unseen_tokens(const oracle_sequence& owner, const kv_policy& policy) {
+    if (!owner.gap || !(rules_of(policy) == rules_of(owner))) return 0;
+    return owner.next_position - owner.seen_end;
 }
 
 uint64_t newest_without_scores(const oracle& model, const oracle_sequence& owner,

@@ -29,6 +29,9 @@ void change_rules(oracle_sequence& owner, const observed_rules& before);
 
 /// Is the open step's attention observed, of an item of so many rows?
 bool observes(const oracle_sequence& owner, uint32_t rows);
+/// Is the open step, of one row, left out in a lane: do the policy's own rounds not count its
+/// query, and has it seen others?
+bool leaves_out(const oracle& model, const oracle_sequence& owner, std::size_t lane, uint32_t rows);
 /// Begins what the step leaves in a lane, before its rows are added; `numbers`: with sums.
 void begin_pending(oracle_sequence& owner, uint32_t lane, uint32_t rows, bool numbers);
 /// The step's end, after accepted tokens have joined, and its cancellation.
@@ -43,6 +46,9 @@ double observed_at(const oracle_sequence& owner, std::size_t lane, std::size_t h
 /// Has the sequence seen what a round by this policy needs, in all of these lanes?
 bool has_observed(const oracle_sequence& owner, const kv_policy& policy,
                   const std::vector<char>& lanes);
+
+/// The newest so many positions, which nobody has observed, stay in rounds that go by it.
+uint64_t unseen_tokens(const oracle_sequence& owner, const kv_policy& policy);
 
 /// The newest so many positions that the host has given no scores stay, in its rounds.
 uint64_t newest_without_scores(const oracle& model, const oracle_sequence& owner,

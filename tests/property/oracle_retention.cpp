@@ -29,7 +29,8 @@ bool is_protected(const oracle& model, const oracle_sequence& owner, const kv_po
     if (prompt && position >= late && position < policy.prompt_tokens) return true;
     if (position >= late && position < policy.sinks) return true;
     const uint64_t recent =
-        std::max<uint64_t>(policy.recent, newest_without_scores(model, owner, policy));
+        std::max({uint64_t{policy.recent}, newest_without_scores(model, owner, policy),
+                  unseen_tokens(owner, policy)});
     if (position + recent >= owner.next_position) return true;
     return std::any_of(owner.pins.begin(), owner.pins.end(), [&](const position_span& pin) {
         return position >= pin.first && position - pin.first < pin.count;

@@ -24,6 +24,10 @@ void world::observe(const world_item& item, uint32_t layer, const float* queries
         const uint32_t lane = lane_of(model_.spec, layer, kv_head);
         const oracle_lane_shape& shape = model_.lanes[lane];
         if (!shape.evictable) continue;
+        if (leaves_out(model_, owner, lane, item.rows)) {
+            owner.pending_gap = true;
+            continue;
+        }
         begin_pending(owner, lane, item.rows, numbers);
         if (!numbers) continue;
         oracle_lane& state = owner.lanes[lane];

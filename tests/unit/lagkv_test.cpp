@@ -147,7 +147,7 @@ TEST_CASE("LagKV by hand: deviations order a part, equal slots by place") {
     on_every_target([&] {
         const std::vector<float> scores = score(set, 1, {4, 0});
         CHECK(scores ==
-              std::vector<float>{0.25f, 0.75f, 0, 0.5f, 1.5f, 1.625f, 1.75f, 1.875f, -9, -9, -9});
+              std::vector<float>{0.25f, 0.75f, 0, 0.5f, 1, 1.25f, 1.5f, 1.75f, -9, -9, -9});
     });
 }
 

@@ -5,6 +5,7 @@
 #include <doctest/doctest.h>
 #include <sys/stat.h>
 #include <unistd.h>
+#include <xxhash.h>
 
 #include <complex>
 #include <cstdio>
@@ -32,10 +33,36 @@ rope_description make_rope(uint32_t style, uint32_t dimensions, double theta, do
 
 template <class number>
 struct owned_sums {
-    std::vector<number> real, imaginary, magnitude;
+    std::vector<number> real, imaginary, magnitude, real_square, imaginary_square, product;
 
-    explicit owned_sums(uint64_t length) : real(length), imaginary(length), magnitude(length) {}
-    query_sums<number> view() { return {real.data(), imaginary.data(), magnitude.data()}; }
+    explicit owned_sums(uint64_t length)
+        : real(length),
+          imaginary(length),
+          magnitude(length),
+          real_square(length),
+          imaginary_square(length),
+          product(length) {}
+    query_sums<number> view() {
+        return {real.data(),        imaginary.data(),        magnitude.data(),
+                real_square.data(), imaginary_square.data(), product.data()};
+    }
+    bool operator==(const owned_sums&) const = default;
+};
+
+struct owned_moments {
+    std::vector<float> arrays[6];
+
+    explicit owned_moments(uint64_t length) {
+        for (std::vector<float>& array : arrays) array.assign(length, -9.0f);
+    }
+    query_moments<float> view(bool covariances = true) {
+        query_moments<float> found = {arrays[0].data(), arrays[1].data(), arrays[2].data()};
+        if (!covariances) return found;
+        found.variance_real = arrays[3].data();
+        found.variance_imaginary = arrays[4].data();
+        found.covariance = arrays[5].data();
+        return found;
+    }
 };
 
 void store(std::vector<std::byte>& bytes, int64_t place, element type, double value) {
@@ -67,7 +94,8 @@ void check_gathering(const rope_description& rope, uint32_t key_dim, element typ
     std::mt19937 random(17);
     std::normal_distribution<double> normal;
     std::vector<complex> sums(heads * bands);
-    std::vector<double> magnitudes(heads * bands);
+    std::vector<double> magnitudes(heads * bands), squares[3];
+    for (std::vector<double>& square : squares) square.resize(heads * bands);
     for (uint32_t r = 0; r < rows; ++r) {
         for (uint32_t h = 0; h < heads; ++h) {
             const int64_t start = (first_row + r) * view.row_stride + h * view.head_stride;
@@ -75,6 +103,9 @@ void check_gathering(const rope_description& rope, uint32_t key_dim, element typ
                 const complex q(1.0 + normal(random), f < rotated ? normal(random) - 0.5 : 0.0);
                 sums[h * bands + f] += q;
                 magnitudes[h * bands + f] += std::abs(q);
+                squares[0][h * bands + f] += q.real() * q.real();
+                squares[1][h * bands + f] += q.imag() * q.imag();
+                squares[2][h * bands + f] += q.real() * q.imag();
                 if (f >= rotated) {
                     store(bytes, start + (rotated + f) * view.dim_stride, type, q.real());
                     continue;
@@ -96,28 +127,30 @@ void check_gathering(const rope_description& rope, uint32_t key_dim, element typ
     for (uint32_t h = 0; h < heads; ++h) {
         add_queries(rope, key_dim, view, first_row, rows, first_position, h, 1, by_head.view());
     }
-    CHECK(by_head.real == pending.real);
-    CHECK(by_head.imaginary == pending.imaginary);
-    CHECK(by_head.magnitude == pending.magnitude);
+    CHECK(by_head == pending);
 
     const double step = type == element::f32 ? 2e-6 : type == element::f16 ? 1e-3 : 8e-3;
-    double worst = 0;
+    double worst = 0, worst_square = 0;
     for (uint32_t i = 0; i < heads * bands; ++i) {
+        worst_square = std::max({worst_square, std::abs(squares[0][i] - pending.real_square[i]),
+                                 std::abs(squares[1][i] - pending.imaginary_square[i]),
+                                 std::abs(squares[2][i] - pending.product[i])});
         worst = std::max({worst, std::abs(sums[i].real() - pending.real[i]),
                           std::abs(sums[i].imag() - pending.imaginary[i]),
                           std::abs(magnitudes[i] - pending.magnitude[i])});
     }
     CHECK(worst / rows < step);
+    CHECK(worst_square / rows < 8 * step);
 }
 
 // Three layers of different shape; the second has no statistics.
 struct file_fixture {
     rope_description ropes[3] = {make_rope(KV_ROPE_HALF, 64, 1e4, 1.0),
                                  make_rope(KV_ROPE_INTERLEAVED, 16, 1e6, 1.25), rope_description()};
-    std::vector<float> arrays[3][3];
+    std::vector<float> arrays[3][6];
     layer_statistics layers[3];
 
-    explicit file_fixture(bool fill) {
+    explicit file_fixture(bool fill, bool covariances = true) {
         const uint32_t query_heads[] = {4, 2, 1}, key_dims[] = {64, 40, 32};
         for (int i = 0; i < 3; ++i) {
             layer_statistics& layer = layers[i];
@@ -126,15 +159,19 @@ struct file_fixture {
             layer.rope = &ropes[i];
             layer.tokens = fill && i != 1 ? 1000 + i : 0;
             const uint64_t length = statistics_length(ropes[i], query_heads[i], key_dims[i]);
-            for (int which = 0; which < 3; ++which) {
+            for (int which = 0; which < 6; ++which) {
                 arrays[i][which].assign(length, fill ? 0.0f : -9.0f);
-                for (uint64_t k = 0; fill && i != 1 && k < length; ++k) {
-                    arrays[i][which][k] = float(k + 1) * 0.125f * (which == 2 ? 1.0f : -1.0f);
+                const bool there = i != 1 && (which < 3 || covariances);
+                const float sign = which >= 2 && which < 5 ? 1.0f : -1.0f;
+                for (uint64_t k = 0; fill && there && k < length; ++k) {
+                    arrays[i][which][k] = float(k + 1) * 0.125f * sign * float(1 + which / 3);
                 }
             }
-            layer.mean_real = arrays[i][0].data();
-            layer.mean_imaginary = arrays[i][1].data();
-            layer.mean_magnitude = arrays[i][2].data();
+            layer.moments = {arrays[i][0].data(), arrays[i][1].data(), arrays[i][2].data()};
+            if (fill && !covariances) continue;
+            layer.moments.variance_real = arrays[i][3].data();
+            layer.moments.variance_imaginary = arrays[i][4].data();
+            layer.moments.covariance = arrays[i][5].data();
         }
     }
     bool untouched() const {
@@ -151,7 +188,7 @@ struct file_fixture {
     bool same_as(const file_fixture& other) const {
         for (int i = 0; i < 3; ++i) {
             if (layers[i].tokens != other.layers[i].tokens) return false;
-            for (int which = 0; which < 3; ++which) {
+            for (int which = 0; which < 6; ++which) {
                 if (arrays[i][which] != other.arrays[i][which]) return false;
             }
         }
@@ -208,11 +245,49 @@ TEST_CASE("a committed step joins the total, one that is not finite is refused")
     CHECK(commit_queries(pending.view(), 3, total.view()));
     CHECK(total.real == std::vector<double>{8, 8, 8});
 
-    std::vector<float> real(3), imaginary(3), magnitude(3);
-    query_means_of(total.view(), 3, 4, real.data(), imaginary.data(), magnitude.data());
-    CHECK(real == std::vector<float>{2, 2, 2});
-    CHECK(imaginary == std::vector<float>{-0.25f, 0, 0.125f});
-    CHECK(magnitude == std::vector<float>{0.5f, 0.5f, 1});
+    total.real_square = {20, 16, 15};  // the last is less than rounding may make of it
+    total.imaginary_square = {1.25, 4, 8};
+    total.product = {0, 1, 100};
+    owned_moments found(3);
+    query_moments_of(total.view(), 3, 4, found.view(false));
+    CHECK(found.arrays[0] == std::vector<float>{2, 2, 2});
+    CHECK(found.arrays[1] == std::vector<float>{-0.25f, 0, 0.125f});
+    CHECK(found.arrays[2] == std::vector<float>{0.5f, 0.5f, 1});
+    CHECK(found.arrays[3] == std::vector<float>{-9, -9, -9});
+    query_moments_of(total.view(), 3, 4, found.view());
+    CHECK(found.arrays[0] == std::vector<float>{2, 2, 2});
+    CHECK(found.arrays[3] == std::vector<float>{1, 0, 0});
+    CHECK(found.arrays[4] == std::vector<float>{0.25f, 1, 1.984375f});
+    CHECK(found.arrays[5] == std::vector<float>{0.5f, 0, 0});  // no more than the variances allow
+}
+
+TEST_CASE("covariances of drawn queries") {
+    std::mt19937 random(3);
+    std::normal_distribution<double> normal;
+    owned_sums<float> pending(1);
+    owned_sums<double> total(1);
+    double sums[2] = {}, squares[3] = {};
+    const uint32_t tokens = 500;
+    for (uint32_t i = 0; i < tokens; ++i) {
+        const double x = 3.0 + normal(random), y = -1.0 + 0.5 * normal(random) + 0.25 * x;
+        sums[0] += x;
+        sums[1] += y;
+        squares[0] += x * x;
+        squares[1] += y * y;
+        squares[2] += x * y;
+        pending.real[0] = static_cast<float>(x);
+        pending.imaginary[0] = static_cast<float>(y);
+        pending.real_square[0] = static_cast<float>(x * x);
+        pending.imaginary_square[0] = static_cast<float>(y * y);
+        pending.product[0] = static_cast<float>(x * y);
+        REQUIRE(commit_queries(pending.view(), 1, total.view()));
+    }
+    owned_moments found(1);
+    query_moments_of(total.view(), 1, tokens, found.view());
+    const double mean_x = sums[0] / tokens, mean_y = sums[1] / tokens;
+    CHECK(std::abs(found.arrays[3][0] - (squares[0] / tokens - mean_x * mean_x)) < 1e-5);
+    CHECK(std::abs(found.arrays[4][0] - (squares[1] / tokens - mean_y * mean_y)) < 1e-5);
+    CHECK(std::abs(found.arrays[5][0] - (squares[2] / tokens - mean_x * mean_y)) < 1e-5);
 }
 
 TEST_CASE("a million single steps lose nothing") {
@@ -223,21 +298,68 @@ TEST_CASE("a million single steps lose nothing") {
         pending.magnitude[0] = i % 2 ? 3.0f : 1e-3f;
         REQUIRE(commit_queries(pending.view(), 1, total.view()));
     }
-    float real, imaginary, magnitude;
-    query_means_of(total.view(), 1, 1000000, &real, &imaginary, &magnitude);
-    CHECK(real == 0.1f);
-    CHECK(imaginary == 0.0f);
-    CHECK(magnitude == doctest::Approx(1.5005).epsilon(1e-7));
+    owned_moments found(1);
+    query_moments_of(total.view(), 1, 1000000, found.view());
+    CHECK(found.arrays[0][0] == 0.1f);
+    CHECK(found.arrays[1][0] == 0.0f);
+    CHECK(found.arrays[2][0] == doctest::Approx(1.5005).epsilon(1e-7));
 }
 
 TEST_CASE("a statistics file comes back as it was written") {
     const file_fixture written(true);
     file_fixture found(false);
     const std::vector<std::byte> bytes = encoded(written);
-    CHECK(bytes.size() == 24 + 8 + 3 * 40 + (32 + 8 + 0) * 8 + 3 * 4 * (4 * 32 + 2 * 32 + 1 * 32));
+    CHECK(bytes.size() == 24 + 8 + 3 * 40 + (32 + 8 + 0) * 8 + 6 * 4 * (4 * 32 + 2 * 32 + 1 * 32));
     CHECK(std::memcmp(bytes.data(), "KVRTQST1", 8) == 0);
     REQUIRE(decode_statistics(bytes.data(), bytes.size(), found.layers, 3) == KV_OK);
     CHECK(found.same_as(written));
+    CHECK(found.layers[0].has_covariances);
+    CHECK(!found.layers[1].has_covariances);
+
+    const file_fixture means_alone(true, false);
+    const std::vector<std::byte> without = encoded(means_alone);
+    REQUIRE(decode_statistics(without.data(), without.size(), found.layers, 3) == KV_OK);
+    CHECK(found.same_as(means_alone));
+    CHECK(!found.layers[0].has_covariances);
+}
+
+TEST_CASE("a statistics file of version 1, which has no covariances, is read") {
+    // Written byte by byte as it was then; the trailer's checksum is XXH3-64 of all before it.
+    const file_fixture means_alone(true, false);
+    std::vector<std::byte> bytes;
+    const auto put = [&](const auto& value) {
+        const std::byte* from = reinterpret_cast<const std::byte*>(&value);
+        bytes.insert(bytes.end(), from, from + sizeof value);
+    };
+    const std::size_t whole = 24 + 8 + 3 * 40 + (32 + 8) * 8 + 3 * 4 * (4 * 32 + 2 * 32 + 32);
+    for (const char c : {'K', 'V', 'R', 'T', 'Q', 'S', 'T', '1'}) put(c);
+    put(uint32_t{1});
+    put(uint32_t{3});
+    put(uint64_t{whole});
+    for (int i = 0; i < 3; ++i) {
+        const layer_statistics& layer = means_alone.layers[i];
+        const rope_description& rope = *layer.rope;
+        const uint32_t rotated = rope.dimensions / 2;
+        put(layer.query_heads);
+        put(layer.key_dim);
+        put(layer.key_dim - rotated);
+        put(rope.style);
+        put(rope.dimensions);
+        put(uint32_t{0});
+        put(layer.tokens);
+        put(rope.attention_factor);
+        for (uint32_t band = 0; band < rotated; ++band) put(rope.inverse_frequencies[band]);
+        for (int which = 0; which < 3; ++which) {
+            for (const float value : means_alone.arrays[i][which]) put(value);
+        }
+    }
+    put(uint64_t{XXH3_64bits(bytes.data(), bytes.size())});
+    REQUIRE(bytes.size() == whole);
+    file_fixture found(false);
+    REQUIRE(decode_statistics(bytes.data(), bytes.size(), found.layers, 3) == KV_OK);
+    CHECK(found.same_as(means_alone));
+    CHECK(!found.layers[0].has_covariances);
+    CHECK(!found.layers[2].has_covariances);
 }
 
 TEST_CASE("every damaged byte and every cut of a statistics file is noticed") {
@@ -289,6 +411,9 @@ TEST_CASE("statistics of another model are refused, whatever differs") {
     file_fixture impossible(true);
     impossible.arrays[2][2][5] = -1.0f;
     CHECK(refused(impossible));
+    file_fixture less_than_nothing(true);
+    less_than_nothing.arrays[2][4][5] = -1.0f;
+    CHECK(refused(less_than_nothing));
     file_fixture not_finite(true);
     not_finite.arrays[2][0][5] = INFINITY;
     CHECK(refused(not_finite));

@@ -8,12 +8,14 @@
 
 using namespace scorer_test;
 
-TEST_CASE("sizes in random directions, in every kind of storage") {
+namespace {
+
+void check_sizes(uint32_t key_dim, uint32_t value_dim) {
     random_key key;
     key.seed = 5;
     std::vector<float> sketch(sketch_count(96));
     draw_sketch(key, 96, sketch.data());
-    for_each_row_set(77, 64, 96, [&](const row_set& set) {
+    for_each_row_set(77, key_dim, value_dim, [&](const row_set& set) {
         const auto square = [&](const double* row, uint32_t dim) {
             double sum = 0;
             for (uint32_t c = 0; c < sketch_directions; ++c) {
@@ -31,14 +33,25 @@ TEST_CASE("sizes in random directions, in every kind of storage") {
             score_sketch(set.view(head), 0, 48, sketch.data(), pieces.data());
             score_sketch(set.view(head), 48, set.slots, sketch.data(), pieces.data());
             for (uint32_t slot = 0; slot < set.slots; ++slot) {
-                const double expected =
-                    square(set.row(false, slot, head), 64) * square(set.row(true, slot, head), 96);
+                const double expected = square(set.row(false, slot, head), key_dim) *
+                                        square(set.row(true, slot, head), value_dim);
                 CHECK(close(double{scores[slot]}, expected, 1e-5));
                 CHECK(pieces[slot] == scores[slot]);
             }
             CHECK(scores[set.slots] == -1.0f);
         }
     });
+}
+
+}  // namespace
+
+TEST_CASE("sizes in random directions, in every kind of storage") {
+    check_sizes(64, 96);
+    check_sizes(32, 32);
+}
+
+TEST_CASE("sizes in random directions, of channels that matrix units do not take") {
+    check_sizes(96, 48);
 }
 
 TEST_CASE("the sketch is normal, and of its key alone") {

@@ -196,7 +196,8 @@ namespace Kvrt.Native
         public kv_policy* policy;
     }
 
-    /// <summary>Means of a layer's queries; the arrays are [query_heads, bands].</summary>
+    /// <summary>Means and covariances of a layer's queries; the arrays are [query_heads,
+    /// bands].</summary>
     [StructLayout(LayoutKind.Sequential)]
     public unsafe struct kv_query_statistics
     {
@@ -210,6 +211,9 @@ namespace Kvrt.Native
         public float* mean_real;
         public float* mean_imaginary;
         public float* mean_magnitude;
+        public float* variance_real;
+        public float* variance_imaginary;
+        public float* covariance;
     }
 
     /// <summary>Constants of channels, measured on a layer's keys; the arrays are [kv_heads,

@@ -376,7 +376,7 @@ pub struct kv_attend_options {
     pub log_sum_exp: *mut f32,
 }
 
-/// Section 11: means of a layer's queries.
+/// Section 11: means and covariances of a layer's queries.
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 pub struct kv_query_statistics {
@@ -391,6 +391,9 @@ pub struct kv_query_statistics {
     pub mean_real: *mut f32,
     pub mean_imaginary: *mut f32,
     pub mean_magnitude: *mut f32,
+    pub variance_real: *mut f32,
+    pub variance_imaginary: *mut f32,
+    pub covariance: *mut f32,
 }
 
 /// Section 11: constants of channels, measured on a layer's keys.

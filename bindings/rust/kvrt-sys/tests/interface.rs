@@ -130,7 +130,8 @@ fn structs_lie_as_the_c_compiler_lays_them() {
         kv_policy_footprint { struct_size, flags, next, step_tokens, tokens,
             tokens_after_round, tokens_steady, blocks_steady, bytes_steady }
         kv_query_statistics { struct_size, flags, next, layer, query_heads, bands,
-            reserved0, tokens, mean_real, mean_imaginary, mean_magnitude }
+            reserved0, tokens, mean_real, mean_imaginary, mean_magnitude,
+            variance_real, variance_imaginary, covariance }
         kv_affine_fit { struct_size, flags, next, layer, kv_heads, key_dim, reserved0,
             first_position, tokens, channel_means, channel_scales, tokens_used, identity }
         kv_class_stats { struct_size, flags, next, block_bytes, blocks_per_slab, slabs,
