@@ -7,10 +7,16 @@
 
 namespace kvrt {
 
+/// How keys are rotated as they are stored; values are not.
+struct stored_rotation {
+    const rope_description& rope = not_rotated;
+    bool by_slot = false;  ///< not yet: attention does it
+};
+
 /// XXH3 of format, dimensions, tokens of a tile, rotation, static scales and channel constants of
-/// an operand, and of `rope` where the format turns keys back. Where rows lie in a block does not
-/// count.
+/// an operand, of `rope` where the format turns keys back, and of whether attention rotates. Where
+/// rows lie in a block does not count.
 uint64_t operand_identity(const operand_layout& operand, uint32_t kv_heads,
-                          const rope_description& rope);
+                          const stored_rotation& stored);
 
 }  // namespace kvrt

@@ -44,6 +44,7 @@ struct layer_shape {
     int32_t outlier_head = -1;       // a query head with a channel far above the others
     std::vector<float> scales = {};  // static ones, of keys and of values
     std::vector<float> channel_means = {}, channel_scales = {};  // of keys, [kv_heads, key_dim]
+    bool cache_positions = false;  // KV_LAYER_CACHE_POSITIONS, or the owner's
 };
 
 struct pool_shape {
@@ -123,6 +124,7 @@ class engine {
             layer.key_storage = &storages[i];
             layer.value_storage = &value_storages[i];
             if (source.lane_per_head) layer.flags = KV_LAYER_LANE_PER_HEAD;
+            if (source.cache_positions) layer.flags |= KV_LAYER_CACHE_POSITIONS;
             if (source.shared_layer >= 0) {
                 layer.flags = KV_LAYER_SHARED;
                 layer.shared_layer = static_cast<uint32_t>(source.shared_layer);

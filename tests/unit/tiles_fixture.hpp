@@ -35,6 +35,7 @@ struct pool_options {
     uint32_t layout = KV_LAYOUT_NATIVE;
     uint32_t slabs = 16;
     uint32_t max_tokens = 1024;
+    bool by_slot = false;  // KV_LAYER_CACHE_POSITIONS, KV_ROPE_HALF with theta 10000
 };
 
 inline void ok(kv_status status) {
@@ -64,6 +65,8 @@ struct world {
 
     world(std::vector<shape> layers, const pool_options& options) : shapes(std::move(layers)) {
         std::vector<kv_layer> model_layers;
+        kv_rope rope = KV_INIT(kv_rope);
+        rope.style = KV_ROPE_HALF;
         for (const shape& one : shapes) {
             kv_layer layer = KV_INIT(kv_layer);
             layer.query_heads = one.group * one.kv_heads;
@@ -73,6 +76,8 @@ struct world {
             layer.value_format = one.value_format;
             layer.window = one.window;
             layer.window_sinks = one.window != 0 ? window_sinks : 0;
+            layer.flags = options.by_slot ? uint32_t{KV_LAYER_CACHE_POSITIONS} : 0u;
+            layer.rope = options.by_slot ? &rope : nullptr;
             model_layers.push_back(layer);
         }
         kv_model model = KV_INIT(kv_model);
