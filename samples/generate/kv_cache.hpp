@@ -57,6 +57,7 @@ struct cache_options {
     std::uint32_t threads = 0;         // 0: one per processor
     std::uint32_t most_observed = 0;   // sequences whose policies need observed attention
     bool lane_per_head = false;        // heads of a layer may retain different numbers of tokens
+    bool cache_positions = false;      // the library rotates, by places in the cache
 };
 
 // What a layer hands over and where it wants the result, [rows, heads, dim] each.
@@ -94,6 +95,7 @@ class kv_cache : public attention_cache {
     // Returns the position of each row, valid until the next begin.
     outcome<std::span<const std::uint32_t>> begin(std::span<const item> items);
     outcome<nothing> attend(std::uint32_t layer, const attention_rows& rows) override;
+    bool rotates() const override { return rotates_; }
     outcome<nothing> attend(std::uint32_t layer, const attention_tensors& tensors);
     // Of the open step, the first `count` tokens of the sequence stay; without it, all do.
     outcome<nothing> accept(kv_seq sequence, std::size_t count);
@@ -123,6 +125,7 @@ class kv_cache : public attention_cache {
     std::uint32_t kv_heads_ = 0;
     std::uint32_t head_dim_ = 0;
     std::uint32_t bands_ = 0;  // of a head's query statistics
+    bool rotates_ = false;
 };
 
 }  // namespace generate
