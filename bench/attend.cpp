@@ -2,15 +2,20 @@
 //
 //   attend decode f16 kv=16384 order=adjacent threads=1 us=... gbps=... fraction=... of_blocks=...
 //   attend prefill bf16 rows=512 kv=4096 threads=2 us=... gflops=... peak=...
+//   attend by_slot f16 rows=1 kv=4096 threads=1 us=... of_plain=...
 //
 // fraction   share of the best sequential read (1 or 4 streams per thread)
 // of_blocks  share of the rate at which the same blocks are merely read (xor) through the same
 //            tables, with the same prefetch
 // peak       share of the machine's f32 multiply-add peak; 4 * heads * dim * rows * kv operations
 //            are counted, no causal half is credited
+// of_plain   time with keys that attention turns by slots (KV_LAYER_CACHE_POSITIONS), over that
+//            with keys as it uses them, of the same format, measured in turn; least to greatest
+//            of the repetitions behind it
 //
 // 8 KV heads of 128 dimensions, 4 query heads each, blocks of 16 tokens. Sequences together hold
 // 512 MiB or more and are taken in turn, so that keys and values come from memory, not from caches.
+// A word on the command line (decode, prefill, by_slot) leaves the other lines out.
 #include <fmt/format.h>
 #include <sys/mman.h>
 
@@ -23,9 +28,11 @@
 
 #include <algorithm>
 #include <chrono>
+#include <cmath>
 #include <cstdlib>
 #include <numeric>
 #include <random>
+#include <string_view>
 #include <thread>
 #include <vector>
 
@@ -301,7 +308,74 @@ void bench_prefill(machine& on, const arena_pages& pages, element type) {
     std::fflush(stdout);
 }
 
-int run() {
+/// All of a head's dimensions, as KV_ROPE_HALF with theta 10000.
+struct rotation_by_slots {
+    rotation_by_slots() : table(turning_table_floats(dim / 2)) {
+        std::vector<double> frequencies(dim / 2);
+        for (uint32_t b = 0; b < dim / 2; ++b) frequencies[b] = std::pow(10000.0, -2.0 * b / dim);
+        fill_turning_table(frequencies.data(), dim / 2, table.data());
+        turning.pairs = dim / 2;
+        turning.table = table.data();
+    }
+    std::vector<float> table;
+    position_rotation turning;
+};
+
+void bench_by_slot(machine& on, const arena_pages& pages, uint32_t format, uint32_t rows) {
+    constexpr uint32_t kv = 4096;
+    const rotation_by_slots rotation;
+    attend_layer layers[2] = {make_layer(element::f16), make_layer(element::f16)};
+    const format_description& stored = *find_format(format, operand_role::keys);
+    for (attend_layer& layer : layers) {
+        layer.layout =
+            make_tile_layout(tile_order::native, block_tokens, kv_heads, dim, dim, stored, stored);
+    }
+    layers[1].slot_turning = &rotation.turning;
+    const uint32_t bytes = layers[0].layout.block_bytes;
+    const uint32_t per_sequence = kv / block_tokens;
+    const uint32_t sequences =
+        rows == 1 ? static_cast<uint32_t>(cold_bytes / bytes / per_sequence) : 1;
+    std::vector<block_id> blocks(sequences * per_sequence);
+    for (uint32_t i = 0; i < blocks.size(); ++i) blocks[i] = i * (bytes / block_unit);
+    query_rows queries(rows);
+    std::vector<std::byte> workspace(
+        std::max<uint64_t>(attend_workspace_bytes(layers[0], kv), 16 << 20));
+    attend_item item;
+    item.rows = rows;
+    item.slots = kv;
+    item.next_position = kv;
+    attend_call call;
+    call.arena = pages.base;
+    call.items = &item;
+    call.item_count = 1;
+    call.workspace = workspace.data();
+    call.workspace_bytes = workspace.size();
+    queries.attach(call);
+    std::vector<double> times, ratios;
+    for (int r = 0; r < repetitions; ++r) {
+        double spent[2] = {0, 0};
+        for (uint32_t s = 0; s < sequences; ++s) {
+            for (uint32_t which : {0u, 1u}) {
+                call.layer = &layers[which];
+                item.blocks =
+                    blocks.data() + (s + which * (sequences / 2)) % sequences * per_sequence;
+                spent[which] += seconds([&] { attend(call, on.threads); });
+            }
+        }
+        times.push_back(spent[1] / sequences);
+        ratios.push_back(spent[1] / spent[0]);
+    }
+    std::sort(ratios.begin(), ratios.end());
+    fmt::print(
+        "attend by_slot {} rows={} kv={} threads={} us={:.0f} of_plain={:.2f} [{:.2f} "
+        "{:.2f}]\n",
+        stored.name, rows, kv, on.count, median(times) * 1e6, median(ratios), ratios.front(),
+        ratios.back());
+    std::fflush(stdout);
+}
+
+int run(std::string_view only) {
+    const auto wanted = [only](std::string_view name) { return only.empty() || only == name; };
     const arena_pages pages(cold_bytes);
     const uint32_t processors = std::max(1u, std::thread::hardware_concurrency());
     host_allocator allocator;
@@ -315,10 +389,18 @@ int run() {
                    on.read_gbps, on.flops, attend_target_name());
         for (const element type : {element::f16, element::bf16}) {
             for (const uint32_t kv : {16384u, 65536u}) {
+                if (!wanted("decode")) break;
                 bench_decode(on, pages, type, kv, false);
                 bench_decode(on, pages, type, kv, true);
             }
-            bench_prefill(on, pages, type);
+            if (wanted("prefill")) bench_prefill(on, pages, type);
+        }
+        for (const uint32_t rows : {1u, 512u}) {
+            if (!wanted("by_slot")) break;
+            for (const uint32_t format :
+                 {KV_FORMAT_F16, KV_FORMAT_INT8_TOKEN, KV_FORMAT_FP8_TOKEN}) {
+                bench_by_slot(on, pages, format, rows);
+            }
         }
         if (processors == 1) break;
     }
@@ -328,5 +410,5 @@ int run() {
 }  // namespace
 }  // namespace kvrt
 
-int main() { return kvrt::run(); }
+int main(int count, char** words) { return kvrt::run(count > 1 ? words[1] : ""); }
 #endif

@@ -41,6 +41,10 @@ const (
 	// LayerLanePerHead gives each KV head blocks of its own, so that policies may keep other
 	// numbers of tokens in each. Not with LayerShared.
 	LayerLanePerHead LayerFlags = C.KV_LAYER_LANE_PER_HEAD
+
+	// LayerCachePositions takes queries and keys before rotation: the library rotates them, as Rope
+	// says, by their places in the cache. Not with LayerShared, which follows its owner.
+	LayerCachePositions LayerFlags = C.KV_LAYER_CACHE_POSITIONS
 )
 
 // Layer is one layer of a model. Zero means the default: a Llama-like layer needs the heads and

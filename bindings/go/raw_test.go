@@ -173,6 +173,7 @@ func TestConstants(t *testing.T) {
 	add("KV_ROPE_INTERLEAVED", RopeInterleaved)
 	add("KV_LAYER_SHARED", LayerShared)
 	add("KV_LAYER_LANE_PER_HEAD", LayerLanePerHead)
+	add("KV_LAYER_CACHE_POSITIONS", LayerCachePositions)
 	add("KV_PRESET_NEAR_LOSSLESS", PresetNearLossless)
 	add("KV_PRESET_BALANCED", PresetBalanced)
 	add("KV_PRESET_SMALLEST", PresetSmallest)

@@ -223,8 +223,9 @@ typedef struct kv_storage {
 
 enum { KV_ROPE_NONE = 0, KV_ROPE_HALF = 1, KV_ROPE_INTERLEAVED = 2 };
 
-/* How the engine rotated the keys and queries it hands over. Needed by TriAttention, and by keys in
- * AFFINE4, where style NONE must be said too.
+/* How the engine rotated the keys and queries it hands over, or, with KV_LAYER_CACHE_POSITIONS, how
+ * the library is to rotate them. Needed by that, by TriAttention, and by keys in AFFINE4, where
+ * style NONE must be said too.
  * HALF pairs dimension i with i + dimensions/2 (Llama, Qwen); INTERLEAVED pairs 2i with 2i+1. */
 typedef struct kv_rope {
     uint32_t struct_size, flags;
@@ -237,12 +238,20 @@ typedef struct kv_rope {
 } kv_rope;
 
 enum {
-    KV_LAYER_SHARED = 1u << 0,       /* stores nothing: attends over the cache of shared_layer */
-    KV_LAYER_LANE_PER_HEAD = 1u << 1 /* each KV head is a lane of its own: policies may keep other
-                                        numbers of tokens in each, and what one head gives up
-                                        returns, whatever the others keep. Blocks are of one head
-                                        then. Not with KV_LAYER_SHARED, whose lanes are the
-                                        owner's */
+    KV_LAYER_SHARED = 1u << 0,         /* stores nothing: attends over the cache of shared_layer */
+    KV_LAYER_LANE_PER_HEAD = 1u << 1,  /* each KV head is a lane of its own: policies may keep other
+                                          numbers of tokens in each, and what one head gives up
+                                          returns, whatever the others keep. Blocks are of one head
+                                          then. Not with KV_LAYER_SHARED, whose lanes are the
+                                          owner's */
+    KV_LAYER_CACHE_POSITIONS = 1u << 2 /* keys and queries are handed over before rotation, keys are
+                                          stored so, and kv_attend rotates them, as `rope` says, by
+                                          slot: the k-th token that a KV head retains by k, a query
+                                          by its own token's slot. So no distance exceeds what is
+                                          retained (StreamingLLM, 2309.17453). All else goes by the
+                                          text's positions: windows, ALiBi, policies, reports. Own
+                                          kernels rotate by slot, too. Not with KV_LAYER_SHARED,
+                                          which follows its owner */
 };
 
 /* One layer. Defaults fit a Llama-like layer once heads and dimensions are set. */
@@ -655,8 +664,8 @@ typedef struct kv_tables {
     int64_t sealed_key_offset, sealed_value_offset;
     int64_t sealed_key_head_bytes, sealed_value_head_bytes;
     /* Hashes of what the bytes of a row depend on besides the row: format, dimensions, rotation,
-       static scales, channel constants and (AFFINE4) kv_rope. Where they are equal, rows of one
-       pool can be read in the other. They belong in the key of a prefix that is kept elsewhere. */
+       static scales, channel constants, (AFFINE4) kv_rope, CACHE_POSITIONS. Where they are equal,
+       rows of one pool can be read in the other. They belong in keys of prefixes kept elsewhere. */
     uint64_t key_identity, value_identity;
     uint32_t kv_head; /* in: with KV_LAYER_LANE_PER_HEAD, whose lane all this is about, of one KV
                          head then; else 0 */
@@ -694,7 +703,8 @@ typedef struct kv_tensor {
 } kv_tensor;
 
 /* Stores keys and values of all rows of the step in a layer. Keys come as attention will use them
- * (rotated, if the model rotates). Call it once per layer that stores; a second call overwrites.
+ * (rotated, if the model rotates), or before rotation with KV_LAYER_CACHE_POSITIONS, and so do
+ * queries. Call it once per layer that stores; a second call overwrites.
  * A layer that shares another's cache: INVALID. Errors: INVALID. Threads: external. */
 KV_API KV_MUST_CHECK kv_status kv_write(kv_step *step, uint32_t layer, const kv_tensor *keys,
                                         const kv_tensor *values);
@@ -723,7 +733,7 @@ KV_API KV_MUST_CHECK kv_status kv_attend(kv_step *step, uint32_t layer, const kv
 enum {
     KV_SCORER_NONE = 0,
     KV_SCORER_TRIATTENTION = 1, /* expected future attention from query statistics (2604.04921) */
-    KV_SCORER_STREAMING = 2,    /* sinks and the most recent (2309.17453), original positions */
+    KV_SCORER_STREAMING = 2,    /* sinks and the last (2309.17453; see KV_LAYER_CACHE_POSITIONS) */
     KV_SCORER_KEY_NORM = 3,     /* small key norms stay (2406.11430) */
     KV_SCORER_RANDOM = 4,       /* uniform, drawn anew each round: the baseline (2609.03430) */
     /* By what attention gave each token, which kv_attend observes (max_observed_sequences): */

@@ -135,7 +135,8 @@ status check_statistics(const kv_pool& pool, const kv_query_statistics& statisti
     const layer_geometry& layer = model.layers[statistics.layer];
     if (!has_statistics(pool.store, statistics.layer)) {
         return fail(KV_INVALID,
-                    "statistics: layer {} has none: it shares a cache, has a window, or no kv_rope",
+                    "statistics: layer {} has none: it shares a cache, has a window, no kv_rope, "
+                    "or KV_LAYER_CACHE_POSITIONS",
                     statistics.layer);
     }
     const uint32_t bands = layer.rope.bands(model.lanes[layer.first_lane].layout.keys.dim);

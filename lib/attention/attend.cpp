@@ -118,7 +118,7 @@ task make_task(const attend_call& call, const attend_item& item, uint32_t first_
     if (layer.seals()) made.open.coded_offset = coded_query_floats(layer, layer.sealed_layout);
     for (stretch* part : {&made.sealed, &made.open}) {
         part->pieces = ceil_divide(part->end_slot - part->first_slot, made.slots_per_piece);
-        part->decode = part->pieces != 0 && item.rows == 1 && decode_reads(*part->layout);
+        part->decode = part->pieces != 0 && item.rows == 1 && decode_reads(layer, *part->layout);
     }
     made.decode = made.sealed.decode || made.open.decode;
     made.pieces = made.sealed.pieces + made.open.pieces;
@@ -361,7 +361,8 @@ void attend(const attend_call* calls, uint32_t call_count, executor& threads) {
         threads.for_each(current.count, [&](uint32_t t) {
             task& mine = current.tasks[t];
             if (mine.decode) {
-                load_queries(*mine.call, mine.item->first_row, 0, layer.query_heads, mine.queries);
+                load_queries(*mine.call, *mine.item, 0, 0, layer.query_heads, mine.queries);
+                if (layer.slot_turning != nullptr) return;  // keys become floats
                 for (stretch* part : {&mine.sealed, &mine.open}) {
                     if (!part->decode || coded_query_bytes(*part->layout) == 0) continue;
                     encode_queries(*part->layout, layer.query_heads, mine.queries,

@@ -27,6 +27,9 @@ struct attend_layer {
     const float* alibi_slopes = nullptr;  ///< [query_heads] or null
     uint32_t window = 0;                  ///< 0: all
     uint32_t window_sinks = 0;            ///< slots below this are always seen
+    /// Not null: keys are stored before rotation, and queries come so. Attention turns a key by its
+    /// slot, and the query of row r by slots - rows + r.
+    const position_rotation* slot_turning = nullptr;
 
     bool seals() const { return sealed_layout.keys.format != nullptr; }
 };

@@ -21,7 +21,9 @@
 #include <cstring>
 #include <limits>
 
+#include "attention/slots-inl.hpp"
 #include "attention/softmax-inl.hpp"
+#include "format/rotation.hpp"
 #include "format/rows.hpp"
 #include "format/vector-inl.hpp"
 
@@ -253,23 +255,57 @@ void decode_rows(const attend_piece& piece, const operand_layout& operand, uint3
     }
 }
 
-// As convert_keys, from records.
+// The same of keys, in the basis they were written in.
+void read_rows(const attend_piece& piece, uint32_t slot, uint32_t count, uint32_t head,
+               uint32_t stride, float* rows) {
+    const operand_layout& keys = piece.layout->keys;
+    if (!keys.plain()) {
+        decode_rows(piece, keys, slot, count, head, stride, rows);
+        for (uint32_t s = 0; keys.rotated && s < count; ++s) {
+            rotate_row(rows + s * stride, keys.dim);
+        }
+        return;
+    }
+    const uint32_t block_tokens = piece.layout->block_tokens;
+    const std::byte* block =
+        block_address(piece.call->arena, piece.item->blocks[slot / block_tokens]);
+    for (uint32_t s = 0; s < count; ++s) {
+        read_row(keys, block, slot % block_tokens + s, head, 0, rows + s * stride);
+    }
+}
+
+// As convert_keys, from records, or rows that are stored rotated but are wanted as they were.
 void decode_keys(const attend_piece& piece, uint32_t first, uint32_t count, uint32_t stride,
                  uint32_t head, float* out) {
     const operand_layout& operand = piece.layout->keys;
+    const bool turns = piece.call->layer->slot_turning != nullptr;
     alignas(64) uint32_t rows[slot_group][widest_row];
     alignas(64) uint32_t tile[widest_row * slot_group];
     const uint32_t* row_pointers[slot_group];
     for (uint32_t s = 0; s < slot_group; ++s) row_pointers[s] = rows[s];
     for (uint32_t at = 0; at < count; at += slot_group) {
         const uint32_t here = std::min(slot_group, count - at);
-        decode_rows(piece, operand, first + at, here, head, widest_row,
-                    reinterpret_cast<float*>(rows[0]));
+        float* decoded = reinterpret_cast<float*>(rows[0]);
+        if (turns) {
+            read_rows(piece, first + at, here, head, widest_row, decoded);
+        } else {
+            decode_rows(piece, operand, first + at, here, head, widest_row, decoded);
+        }
         for (uint32_t s = here; s < slot_group; ++s) std::fill_n(rows[s], operand.dim, 0u);
         transpose_rows(row_pointers, operand.dim, tile);
         for (uint32_t i = 0; i < operand.dim; ++i) {
             std::memcpy(out + i * stride + at, tile + i * slot_group, slot_group * sizeof(float));
         }
+    }
+}
+
+// Turns keys of [dim][stride] by their slots.
+void turn_keys(const position_rotation& rotation, uint32_t first, uint32_t count, uint32_t stride,
+               uint32_t dim, float* keys) {
+    const run_turner turner(rotation, first);
+    for (uint32_t at = 0; at < count; at += slot_group) {
+        turner.turn<element::f32>(reinterpret_cast<const std::byte*>(keys + at), stride, at, dim,
+                                  keys + at, stride, nullptr);
     }
 }
 
@@ -290,7 +326,8 @@ bool decode_values(const attend_piece& piece, uint32_t first, uint32_t count, ui
 void convert(const attend_piece& piece, uint32_t first, uint32_t count, uint32_t stride,
              uint32_t head, float* keys, float* values, bool& finite) {
     const tile_layout& layout = *piece.layout;
-    if (!layout.keys.plain()) {
+    const position_rotation* turning = piece.call->layer->slot_turning;
+    if (!layout.keys.plain() || (turning != nullptr && layout.keys.rotated)) {
         decode_keys(piece, first, count, stride, head, keys);
     } else if (layout.keys.type == element::f32) {
         convert_keys<element::f32>(piece, first, count, stride, head, keys);
@@ -299,6 +336,7 @@ void convert(const attend_piece& piece, uint32_t first, uint32_t count, uint32_t
     } else {
         convert_keys<element::bf16>(piece, first, count, stride, head, keys);
     }
+    if (turning != nullptr) turn_keys(*turning, first, count, stride, layout.keys.dim, keys);
     if (!layout.values.plain()) {
         finite = decode_values(piece, first, count, head, values);
     } else if (layout.values.type == element::f32) {
@@ -447,8 +485,8 @@ void take_heads(const attend_piece& piece, const partial_softmax& partial, uint3
                             widest <= narrow_dim ? run_slots : run_slots / 2,
                             memory};
     for (uint32_t row = 0; row < rows; ++row) {
-        load_queries(*piece.call, piece.item->first_row + piece.first_row + row, first_query,
-                     per_row, memory.queries + row * per_row * layer.layout.keys.dim);
+        load_queries(*piece.call, *piece.item, piece.first_row + row, first_query, per_row,
+                     memory.queries + row * per_row * layer.layout.keys.dim);
     }
     std::fill_n(memory.values_out, work.vectors * value_dim, 0.0f);
     std::fill_n(memory.largest, work.vectors, -std::numeric_limits<float>::infinity());

@@ -18,9 +18,12 @@
 #include <algorithm>
 #include <cmath>
 #include <limits>
+#include <optional>
 #include <type_traits>
 
 #include "attention/coded-inl.hpp"
+#include "attention/opened-inl.hpp"
+#include "attention/slots-inl.hpp"
 #include "attention/softmax-inl.hpp"
 #include "base/checked.hpp"
 #include "format/vector-inl.hpp"
@@ -185,6 +188,35 @@ value_function value_of(element type, uint32_t heads) {
     }
 }
 
+// As score_run, of keys of any layout that decode_reads where they are turned by slots: a tile of
+// 16 at a time, as floats in the basis the keys were written in.
+void score_turned(const run_tiles& tiles, const operand_layout& stored, uint32_t head,
+                  const run_turner& turner, uint32_t heads, const float* queries, float* scores) {
+    alignas(64) float turned[widest_row * slot_group];
+    const uint32_t dim = stored.dim;
+    run_tiles one{};
+    one.groups = 1;
+    one.keys[0] = one.next_keys[0] = reinterpret_cast<const std::byte*>(turned);
+    for (uint32_t group = 0; group < tiles.groups; ++group) {
+        const std::byte* keys = tiles.keys[group];
+        const std::byte* ahead = tiles.next_keys[group];
+        const uint32_t slot = group * slot_group;
+        if (!stored.plain()) {
+            open_keys(coded_operand(stored, head), keys, ahead, turned);
+            if (stored.rotated) rotate_tile(turned, dim);
+            turner.turn<element::f32>(one.keys[0], slot_group, slot, dim, turned, slot_group,
+                                      nullptr);
+        } else if (stored.type == element::f32) {
+            turner.turn<element::f32>(keys, slot_group, slot, dim, turned, slot_group, ahead);
+        } else if (stored.type == element::f16) {
+            turner.turn<element::f16>(keys, slot_group, slot, dim, turned, slot_group, ahead);
+        } else {
+            turner.turn<element::bf16>(keys, slot_group, slot, dim, turned, slot_group, ahead);
+        }
+        score_of(element::f32, heads)(one, queries, dim, scores + slot);
+    }
+}
+
 struct decoder {
     const attend_piece& piece;
     const partial_softmax& partial;
@@ -241,9 +273,10 @@ struct decoder {
         }
     }
 
-    // Slots [first, end) of the run that begins at `run`, for one KV head.
+    // Slots [first, end) of the run that begins at `run`, for one KV head. `turner` is null where
+    // keys are attended as they are stored.
     void take(uint32_t run, uint32_t first, uint32_t end, uint32_t head, const run_tiles& tiles,
-              const float* queries) const {
+              const run_turner* turner, const float* queries) const {
         alignas(64) float scores[max_together * run_slots];
         alignas(64) float positions[run_slots] = {};
         if (layer.alibi_slopes != nullptr) {
@@ -266,7 +299,10 @@ struct decoder {
             const uint32_t heads = std::min(max_together, group - done);
             const uint32_t query_head = head * group + done;
             float* values = partial.values + uint64_t{query_head} * value_dim;
-            if (layout.keys.plain()) {
+            if (turner != nullptr) {
+                score_turned(tiles, layout.keys, head, *turner, heads, queries + done * key_dim,
+                             scores);
+            } else if (layout.keys.plain()) {
                 score_of(layout.keys.type, heads)(tiles, queries + done * key_dim, key_dim, scores);
             } else if (layout.keys.tiled()) {
                 score_sealed(tiles, layout, tile_of(layout.keys, run, head),
@@ -333,6 +369,7 @@ void decode_piece(const attend_piece& piece, const partial_softmax& partial) {
 
     const seen_slots seen = slots_seen(layer, *piece.item, 0, piece.first_slot, piece.end_slot);
     run_tiles tiles{}, next_run{};
+    std::optional<run_turner> turner;
     for (uint32_t run = piece.first_slot; run < piece.end_slot; run += run_slots) {
         for (uint32_t range = 0; range < 2; ++range) {
             const uint32_t first = std::max(run, seen.first[range]);
@@ -340,9 +377,10 @@ void decode_piece(const attend_piece& piece, const partial_softmax& partial) {
             if (first >= end) continue;
             work.find_tiles(run, piece.end_slot, tiles);
             work.find_tiles(run + run_slots, piece.item->slots, next_run);
+            if (layer.slot_turning != nullptr) turner.emplace(*layer.slot_turning, run);
             for (uint32_t head = piece.first_head; head < piece.end_head; ++head) {
                 work.next_tiles(head, next_run, tiles);
-                work.take(run, first, end, head, tiles,
+                work.take(run, first, end, head, tiles, turner ? &*turner : nullptr,
                           piece.queries + uint64_t{head} * group * layout.keys.dim);
             }
         }
@@ -352,9 +390,11 @@ void decode_piece(const attend_piece& piece, const partial_softmax& partial) {
 const char* target_name() { return hwy::TargetName(HWY_TARGET); }
 
 template <element type>
-void load_query_heads(const attend_call& call, uint32_t row, uint32_t first_head, uint32_t heads,
-                      float* out) {
-    const uint32_t dim = call.layer->layout.keys.dim;
+void load_query_heads(const attend_call& call, const attend_item& item, uint32_t item_row,
+                      uint32_t first_head, uint32_t heads, float* out) {
+    const attend_layer& layer = *call.layer;
+    const uint32_t dim = layer.layout.keys.dim;
+    const uint32_t row = item.first_row + item_row;
     for (uint32_t h = 0; h < heads; ++h) {
         float* target = out + uint64_t{h} * dim;
         const std::byte* source = call.queries.at(row, first_head + h, 0);
@@ -365,20 +405,24 @@ void load_query_heads(const attend_call& call, uint32_t row, uint32_t first_head
                 target[i] = load_element(call.queries.at(row, first_head + h, i), type);
             }
         }
-        if (call.layer->layout.keys.rotated) rotate_row(target, dim);
-        scale_run(target, dim, call.layer->scale);
+        if (layer.slot_turning != nullptr) {
+            turn_row(*layer.slot_turning, item.slots - item.rows + item_row, target);
+        } else if (layer.layout.keys.rotated) {
+            rotate_row(target, dim);
+        }
+        scale_run(target, dim, layer.scale);
     }
 }
 
-void load_row(const attend_call& call, uint32_t row, uint32_t first_head, uint32_t heads,
-              float* out) {
+void load_row(const attend_call& call, const attend_item& item, uint32_t row, uint32_t first_head,
+              uint32_t heads, float* out) {
     switch (call.queries.type) {
         case element::f32:
-            return load_query_heads<element::f32>(call, row, first_head, heads, out);
+            return load_query_heads<element::f32>(call, item, row, first_head, heads, out);
         case element::f16:
-            return load_query_heads<element::f16>(call, row, first_head, heads, out);
+            return load_query_heads<element::f16>(call, item, row, first_head, heads, out);
         default:
-            return load_query_heads<element::bf16>(call, row, first_head, heads, out);
+            return load_query_heads<element::bf16>(call, item, row, first_head, heads, out);
     }
 }
 
@@ -396,12 +440,31 @@ HWY_EXPORT(encode_query_heads);
 HWY_EXPORT(load_row);
 HWY_EXPORT(target_name);
 
-void load_queries(const attend_call& call, uint32_t row, uint32_t first_head, uint32_t heads,
-                  float* out) {
-    HWY_DYNAMIC_DISPATCH(load_row)(call, row, first_head, heads, out);
+void load_queries(const attend_call& call, const attend_item& item, uint32_t row,
+                  uint32_t first_head, uint32_t heads, float* out) {
+    HWY_DYNAMIC_DISPATCH(load_row)(call, item, row, first_head, heads, out);
 }
 
 bool decode_reads(const tile_layout& layout) { return HWY_DYNAMIC_DISPATCH(reads_layout)(layout); }
+
+bool decode_reads(const attend_layer& layer, const tile_layout& layout) {
+    if (!decode_reads(layout)) return false;
+    if (layer.slot_turning == nullptr) return true;
+    const operand_layout& keys = layout.keys;
+    if (keys.plain()) return !keys.rotated;
+    switch (keys.tiled() || keys.format->needs_channels ? code_kind::none
+                                                        : keys.format->reading.codes) {
+        case code_kind::signed_bytes:
+        case code_kind::e4m3_bytes:
+        case code_kind::e5m2_bytes:
+        case code_kind::nibbles:
+        case code_kind::e2m1_nibbles:
+        case code_kind::normal_nibbles:
+            return true;
+        default:
+            return false;
+    }
+}
 
 /// Of a query head's products with the mean of keys.
 static uint32_t mean_query_bytes(const operand_layout& keys) {

@@ -58,13 +58,17 @@ struct attend_piece {
     const kept_weights* kept = nullptr;        ///< null: nobody observes
 };
 
-/// Query heads [first_head, first_head + heads) of a row of the tensor, times the layer's scale, as
-/// [heads][key_dim].
-void load_queries(const attend_call& call, uint32_t row, uint32_t first_head, uint32_t heads,
-                  float* out);
+/// Query heads [first_head, first_head + heads) of an item's row, times the layer's scale, as
+/// [heads][key_dim]: in the basis of stored keys, or, where keys are turned by slots, turned.
+void load_queries(const attend_call& call, const attend_item& item, uint32_t row,
+                  uint32_t first_head, uint32_t heads, float* out);
 
 /// Whether attend_decode reads both operands of a layout, on this processor.
 bool decode_reads(const tile_layout& layout);
+
+/// The same for a layer, whose keys may be turned by slots: then floats, and codes of 8 and 4 bits
+/// whose records hold all there is.
+bool decode_reads(const attend_layer& layer, const tile_layout& layout);
 
 /// Bytes of a query head that encode_queries writes, three rows of a multiple of 64; 0: nothing is
 /// written.
@@ -82,7 +86,7 @@ uint32_t mean_query_offset(const tile_layout& layout);
 void encode_queries(const tile_layout& layout, uint32_t query_heads, const float* queries,
                     std::byte* out, uint8_t* as_floats);
 
-/// item.rows == 1, decode_reads(piece.layout).
+/// item.rows == 1, decode_reads(layer, piece.layout).
 void attend_decode(const attend_piece& piece, const partial_softmax& partial);
 
 /// One KV head; (end_row - first_row) * group <= blocked_vectors(...), or one row.

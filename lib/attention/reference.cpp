@@ -42,16 +42,36 @@ struct row_of_item {
         return row_buffer;
     }
 
+    /// As rotary embedding does where keys are turned by slots.
+    void turn(uint32_t slot, double* numbers) const {
+        const position_rotation& rotation = *call.layer->slot_turning;
+        for (uint32_t b = 0; b < rotation.pairs; ++b) {
+            double& x = numbers[rotation.interleaved ? 2 * b : b];
+            double& y = numbers[rotation.interleaved ? 2 * b + 1 : rotation.pairs + b];
+            const double angle = slot * rotation.inverse_frequencies[b];
+            const double real = double{rotation.gain} * (x * std::cos(angle) - y * std::sin(angle));
+            y = double{rotation.gain} * (x * std::sin(angle) + y * std::cos(angle));
+            x = real;
+        }
+    }
+
     double logit(uint32_t slot) const {
         const attend_layer& layer = *call.layer;
         float buffer[widest_row];
-        const float* key = stored(&tile_layout::keys, slot, buffer);
-        double sum = 0.0;
-        for (uint32_t d = 0; d < layer.layout.keys.dim; ++d) {
-            sum += double{load_element(call.queries.at(item.first_row + row, head, d),
-                                       call.queries.type)} *
-                   double{key[d]};
+        const uint32_t dim = layer.layout.keys.dim;
+        const float* stored_key = stored(&tile_layout::keys, slot, buffer);
+        double key[widest_row], query[widest_row];
+        for (uint32_t d = 0; d < dim; ++d) {
+            key[d] = double{stored_key[d]};
+            query[d] = double{
+                load_element(call.queries.at(item.first_row + row, head, d), call.queries.type)};
         }
+        if (layer.slot_turning != nullptr) {
+            turn(slot, key);
+            turn(item.slots - item.rows + row, query);
+        }
+        double sum = 0.0;
+        for (uint32_t d = 0; d < dim; ++d) sum += query[d] * key[d];
         sum *= layer.scale;
         if (layer.softcap != 0.0f) sum = layer.softcap * std::tanh(sum / layer.softcap);
         if (layer.alibi_slopes != nullptr) {

@@ -27,6 +27,7 @@ struct position_rotation {
     bool interleaved = false;      ///< pairs are (2b, 2b + 1), else (b, b + pairs)
     float gain = 1.0f;             ///< on turned channels
     const float* table = nullptr;  ///< [4][256][cosines, sines][pairs], then what follows
+    const double* inverse_frequencies = nullptr;  ///< [pairs], what the table was made of
 
     /// [cosines, sines][pairs], of 63/2.
     const float* to_middle() const {

@@ -255,6 +255,12 @@ status check_shared(const kv_layer& layer, uint32_t index, const model_geometry&
             "whose lanes these are",
             index);
     }
+    if ((layer.flags & KV_LAYER_CACHE_POSITIONS) != 0) {
+        return fail(KV_INVALID,
+                    "layer {}: KV_LAYER_CACHE_POSITIONS with KV_LAYER_SHARED: say it of "
+                    "shared_layer, whose keys these are",
+                    index);
+    }
     if (layer.shared_layer >= index || !out.layers[layer.shared_layer].stores) {
         return fail(KV_INVALID, "layer {}: shared_layer {} must be an earlier layer that stores",
                     index, layer.shared_layer);
@@ -275,6 +281,22 @@ status check_shared(const kv_layer& layer, uint32_t index, const model_geometry&
         return fail(KV_INVALID, "layer {}: its window must lie within that of shared_layer {}",
                     index, layer.shared_layer);
     }
+    return KV_OK;
+}
+
+/// A layer that shares another's cache sees its keys where the owner's slots are. They are rotated
+/// as the owner says.
+status follow_owner(const layer_geometry& owner, uint32_t index, layer_geometry& sharing) {
+    sharing.cache_positions = owner.cache_positions;
+    if (!owner.cache_positions) return KV_OK;
+    if (sharing.rope_known && owner.rope_known && !same_rotation(sharing.rope, owner.rope)) {
+        return fail(KV_INVALID,
+                    "layer {}: its rope differs from that of its shared_layer, which has "
+                    "KV_LAYER_CACHE_POSITIONS: say the same, or none",
+                    index);
+    }
+    sharing.rope_known = owner.rope_known;
+    sharing.rope = owner.rope;
     return KV_OK;
 }
 
@@ -368,16 +390,23 @@ status describe_model(const kv_model* model_argument, uint32_t block_tokens, til
                                   next_value, target.alibi_slopes));
         target.rope_known = layer.rope != nullptr;
         KVRT_TRY(describe_rope(layer.rope, layer.key_dim, i, target.rope));
+        if (target.stores) {
+            target.cache_positions = (layer.flags & KV_LAYER_CACHE_POSITIONS) != 0;
+        } else {
+            KVRT_TRY(follow_owner(out.layers[layer.shared_layer], i, target));
+        }
     }
     KVRT_TRY(make_turnings(allocator, out));
     for (lane_geometry& lane : out.lanes) {
-        const rope_description& rope = out.layers[lane.layer].rope;
-        const auto identity = [&](operand_layout tile_layout::*operand) {
+        const layer_geometry& layer = out.layers[lane.layer];
+        const stored_rotation rotation = {layer.stored_rope(), layer.cache_positions};
+        const auto identity = [&](operand_layout tile_layout::*operand,
+                                  const stored_rotation& stored) {
             const operand_layout* written = lane.demotes ? &(lane.layout.*operand) : nullptr;
-            return operand_identity(lane.sealed_layout.*operand, lane.kv_heads, rope, written);
+            return operand_identity(lane.sealed_layout.*operand, lane.kv_heads, stored, written);
         };
-        lane.key_identity = identity(&tile_layout::keys);
-        lane.value_identity = identity(&tile_layout::values);
+        lane.key_identity = identity(&tile_layout::keys, rotation);
+        lane.value_identity = identity(&tile_layout::values, {});
     }
     return KV_OK;
 }

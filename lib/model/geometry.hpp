@@ -48,9 +48,14 @@ struct layer_geometry {
     const float* alibi_slopes = nullptr;  ///< [query_heads], owned by model_geometry
     bool rope_known = false;              ///< the host described it (style NONE counts)
     rope_description rope;
+    bool cache_positions = false;  ///< queries and keys come before rotation, and are stored so
+    const position_rotation* slot_turning = nullptr;  ///< what attention turns them by then
 
     uint32_t end_lane() const { return first_lane + lanes; }
     uint32_t group() const { return query_heads / kv_heads; }
+    /// Attention has something to rotate.
+    bool slot_rotated() const { return cache_positions && rope.rotated_bands() != 0; }
+    const rope_description& stored_rope() const { return cache_positions ? not_rotated : rope; }
     head_place place_of(uint32_t kv_head) const {
         return lanes == 1 ? head_place{first_lane, kv_head} : head_place{first_lane + kv_head, 0};
     }
@@ -87,7 +92,7 @@ struct model_geometry {
     uint32_t class_count = 0;
     uint32_t counters = 0;                   ///< of all layers that store
     host_array<float> head_values;           ///< sink logits, ALiBi slopes, constants of operands
-    host_array<position_rotation> turnings;  ///< of lanes whose keys need positions; each once
+    host_array<position_rotation> turnings;  ///< of keys that are turned here; each once
     host_array<float> turning_tables;
 
     uint32_t blocks_for(uint32_t slots) const { return ceil_divide(slots, block_tokens); }

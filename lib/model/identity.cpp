@@ -28,7 +28,8 @@ struct hasher {
 }  // namespace
 
 uint64_t operand_identity(const operand_layout& operand, uint32_t kv_heads,
-                          const rope_description& rope, const operand_layout* written) {
+                          const stored_rotation& stored, const operand_layout* written) {
+    const rope_description& rope = stored.rope;
     hasher hash;
     for (const uint32_t field : {version, operand.format->id, kv_heads, operand.dim,
                                  operand.tile_tokens, operand.rotated ? 1u : 0u}) {
@@ -47,6 +48,7 @@ uint64_t operand_identity(const operand_layout& operand, uint32_t kv_heads,
         }
     }
     if (written != nullptr) hash.put(written->format->id);
+    if (stored.by_slot) hash.put(uint32_t{KV_LAYER_CACHE_POSITIONS});
     return XXH3_64bits_digest(&hash.state);
 }
 

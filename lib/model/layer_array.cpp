@@ -16,7 +16,8 @@ status check_layer_array(const kv_layer* layers, uint32_t count, const char* nam
 
 status read_layer(const kv_layer* layers, uint32_t index, kv_layer& layer) {
     KVRT_TRY(adopt(reinterpret_cast<const kv_layer*>(layer_at(layers, index)),
-                   KV_LAYER_SHARED | KV_LAYER_LANE_PER_HEAD, "layers (kv_layer)", layer));
+                   KV_LAYER_SHARED | KV_LAYER_LANE_PER_HEAD | KV_LAYER_CACHE_POSITIONS,
+                   "layers (kv_layer)", layer));
     if (layer.struct_size != layers[0].struct_size) {
         return fail(KV_INVALID, "layer {}: struct_size {} differs from layer 0's {}", index,
                     layer.struct_size, layers[0].struct_size);

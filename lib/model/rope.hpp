@@ -24,6 +24,9 @@ struct rope_description {
     uint32_t bands(uint32_t key_dim) const { return key_dim - dimensions / 2; }
 };
 
+/// Of keys that are stored before rotation.
+inline constexpr rope_description not_rotated = {};
+
 /// Checks `rope` (NULL: not rotated) and fills in its defaults. `layer` is for messages.
 /// INVALID: an unknown style, odd or too many dimensions, a frequency or factor that is not finite,
 /// a factor that is not positive, a theta below 1.

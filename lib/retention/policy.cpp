@@ -107,6 +107,13 @@ status check_policy(const cache& store, const kv_policy& policy) {
     KVRT_TRY(check_scoring(policy, *scorer));
     if (!scorer->query_statistics) return KV_OK;
     for (const lane_geometry& lane : store.model.lanes) {
+        if (lane.evictable && store.model.layers[lane.layer].cache_positions) {
+            return fail(KV_UNSUPPORTED,
+                        "layer {} has KV_LAYER_CACHE_POSITIONS: {} scores keys where they stand in "
+                        "the text: choose a scorer by attention, by keys and values, STREAMING or "
+                        "HOST",
+                        lane.layer, scorer->name);
+        }
         if (lane.evictable && !has_statistics(store, lane.layer)) {
             return fail(KV_UNSUPPORTED,
                         "layer {} has no kv_rope: {} must know how keys are rotated (style "

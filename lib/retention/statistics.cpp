@@ -20,7 +20,7 @@ query_sums<number> sums_of(number* base, const statistics_store& statistics,
 
 bool has_statistics(const cache& store, uint32_t layer) {
     const layer_geometry& geometry = store.model.layers[layer];
-    return geometry.stores && geometry.rope_known &&
+    return geometry.stores && geometry.rope_known && !geometry.cache_positions &&
            store.model.lanes[geometry.first_lane].evictable;
 }
 

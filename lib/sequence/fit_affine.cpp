@@ -80,7 +80,7 @@ bool fit_head(const cache& store, const sequence& source, const affine_fit& fit,
     const lane_geometry& lane = store.model.lanes[place.lane];
     const uint32_t dim = lane.layout.keys.dim, block_tokens = lane.layout.block_tokens;
     const uint32_t sealed = source.lanes[place.lane].sealed_blocks;
-    const rope_description& rope = layer.rope;
+    const rope_description& rope = layer.stored_rope();
     const slot_positions positions = positions_of(store, source, place.lane, place.head);
     const slot_range range = slots_to_fit(positions, fit.positions);
     channel_moments moments;
@@ -140,7 +140,8 @@ status fit_affine(cache& store, const sequence& source, affine_fit& fit) {
     stored.dim = store.model.lanes[layer.first_lane].layout.keys.dim;
     stored.channel_means = fit.means;
     stored.channel_scales = fit.scales;
-    fit.identity = operand_identity(stored, layer.kv_heads, layer.rope);
+    fit.identity = operand_identity(stored, layer.kv_heads,
+                                    {layer.stored_rope(), layer.cache_positions});
     return KV_OK;
 }
 

@@ -18,7 +18,8 @@ struct affine_fit {
     uint64_t identity = 0;     ///< of keys stored as affine4 with these constants
 };
 
-/// Means before rotation, and square roots of standard deviations behind it: both channels of a
+/// Means before rotation, and square roots of standard deviations behind it, where keys are stored
+/// so: both channels of a
 /// rotary pair have that of the two together (none is below 1/64 of the root mean square of the
 /// head's). INVALID: keys that are not finite. LIMIT: fewer than least_fit_tokens tokens; nothing
 /// but tokens_used is written then. Allocates nothing.

@@ -21,6 +21,7 @@ attend_layer attend_layer_of(const layer_geometry& source, const lane_geometry& 
     if (source.alibi_slopes != nullptr) made.alibi_slopes = source.alibi_slopes + first_query;
     made.window = source.window;
     made.window_sinks = source.window_sinks;
+    made.slot_turning = source.slot_turning;
     return made;
 }
 

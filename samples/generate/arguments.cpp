@@ -74,6 +74,8 @@ bool read_switch(std::string_view option, arguments& read) {
         read.style = prompt_style::raw;
     } else if (option == "--evict-prompt") {
         read.writing.evict_prompt = true;
+    } else if (option == "--cache-positions") {
+        read.writing.cache_positions = true;
     } else {
         return false;
     }
@@ -154,6 +156,14 @@ outcome<nothing> check_together(const arguments& read) {
     if (!read.record.empty() && read.writing.preset != "none") {
         return error{"--record takes no --preset: a trace names one format for all of its layers"};
     }
+    if (!read.record.empty() && read.writing.cache_positions) {
+        return error{"--record takes no --cache-positions: a trace holds rotated keys"};
+    }
+    if (read.writing.cache_positions && read.writing.policy == "triattention") {
+        return error{
+            "--cache-positions takes no --policy triattention, which scores keys where they stand "
+            "in the text"};
+    }
     return nothing{};
 }
 
@@ -178,9 +188,9 @@ outcome<arguments> parse_arguments(std::span<const char* const> words) {
             }
         }
         tokens_given = tokens_given || option == "--tokens";
-        constexpr std::string_view of_one_text[] = {"--prompt", "--policy",         "--temperature",
-                                                    "--top-p",  "--repeat-penalty", "--raw",
-                                                    "--record", "--evict-prompt"};
+        constexpr std::string_view of_one_text[] = {
+            "--prompt", "--policy", "--temperature",  "--top-p",          "--repeat-penalty",
+            "--raw",    "--record", "--evict-prompt", "--cache-positions"};
         if (std::find(std::begin(of_one_text), std::end(of_one_text), option) !=
             std::end(of_one_text)) {
             chosen_by_demo = option;
@@ -233,6 +243,9 @@ const char* usage() {
            "  --drafts N            guess up to N tokens from the text so far, and verify them in\n"
            "                        one step; the text stays the same with a full cache (0)\n"
            "  --evict-prompt        the policy may drop tokens of the prompt too\n"
+           "  --cache-positions     rotate by places in the cache, not in the text: with a policy, "
+           "texts\n"
+           "                        may be longer than the model's context\n"
            "  --record FILE         write what some layers hand to the library, and get back, as "
            "a\n"
            "                        trace (docs/trace.md); each further --prompt is a request\n"

@@ -66,6 +66,9 @@ outcome<kv_cache> kv_cache::create(const llama_config& config, const cache_optio
     layer.key_dim = config.head_dim;
     layer.rope = &rope;
     layer.flags = options.lane_per_head ? KV_LAYER_LANE_PER_HEAD : 0;
+    if (options.cache_positions) {
+        layer.flags |= KV_LAYER_CACHE_POSITIONS;
+    }
     const std::size_t choices = options.storage.size();
     if (choices != 1 && choices != config.layers) {
         return error{fmt::format("storage is given for {} layers, the model has {}", choices,
@@ -141,6 +144,7 @@ outcome<kv_cache> kv_cache::create(const llama_config& config, const cache_optio
     const auto pairs = static_cast<std::uint32_t>(config.inverse_frequencies.size());
     cache.bands_ = pairs + (config.head_dim - 2 * pairs);
     cache.bytes_per_token_ = plan.full_bytes_per_token;
+    cache.rotates_ = options.cache_positions;
     return cache;
 }
 
@@ -153,7 +157,8 @@ kv_cache::kv_cache(kv_cache&& other) noexcept
       kv_heads_(other.kv_heads_),
       head_dim_(other.head_dim_),
       bands_(other.bands_),
-      bytes_per_token_(other.bytes_per_token_) {}
+      bytes_per_token_(other.bytes_per_token_),
+      rotates_(other.rotates_) {}
 
 kv_cache::~kv_cache() { cancel(); }
 

@@ -59,6 +59,7 @@ struct cache_options {
     bool lane_per_head = false;        // heads of a layer may retain different numbers of tokens
     std::uint32_t demoted_format = 0;  // of blocks behind the newest tokens, rotated; 0: as others
     std::uint32_t demote_after = 0;    // so many
+    bool cache_positions = false;      // the library rotates, by places in the cache
 };
 
 // What a layer hands over and where it wants the result, [rows, heads, dim] each.
@@ -96,6 +97,7 @@ class kv_cache : public attention_cache {
     // Returns the position of each row, valid until the next begin.
     outcome<std::span<const std::uint32_t>> begin(std::span<const item> items);
     outcome<nothing> attend(std::uint32_t layer, const attention_rows& rows) override;
+    bool rotates() const override { return rotates_; }
     outcome<nothing> attend(std::uint32_t layer, const attention_tensors& tensors);
     // Of the open step, the first `count` tokens of the sequence stay; without it, all do.
     outcome<nothing> accept(kv_seq sequence, std::size_t count);
@@ -128,6 +130,7 @@ class kv_cache : public attention_cache {
     std::uint32_t head_dim_ = 0;
     std::uint32_t bands_ = 0;  // of a head's query statistics
     std::uint64_t bytes_per_token_ = 0;
+    bool rotates_ = false;
 };
 
 }  // namespace generate

@@ -64,9 +64,9 @@ struct llama_model {
     matrix output_matrix;
 };
 
-// Queries, keys and values of all rows of a batch, rotated, in one packed buffer: row r begins at
-// r * row_stride, with `query_heads` heads at `queries`, `kv_heads` each at `keys` and `values`.
-// Attention leaves [rows, query_heads * head_dim] in `out`, dense.
+// Queries, keys and values of all rows of a batch, rotated unless the cache does that, in one
+// packed buffer: row r begins at r * row_stride, with `query_heads` heads at `queries`, `kv_heads`
+// each at `keys` and `values`. Attention leaves [rows, query_heads * head_dim] in `out`, dense.
 struct attention_rows {
     std::size_t rows = 0;
     std::size_t row_stride = 0;
@@ -80,6 +80,8 @@ class attention_cache {
   public:
     virtual ~attention_cache() = default;
     virtual outcome<nothing> attend(std::uint32_t layer, const attention_rows& rows) = 0;
+    // Whether it rotates queries and keys itself.
+    virtual bool rotates() const { return false; }
 };
 
 struct batch {

@@ -132,7 +132,7 @@ outcome<nothing> forward_pass::run_layer(std::uint32_t index, std::size_t rows,
 
     normalise(rows, layer.attention_norm, config.norm_epsilon, state_.data(), normalised_.data());
     multiply(layer.query_key_value, rows, normalised_.data(), packed_.data());
-    for (std::size_t row = 0; row < rows; ++row) {
+    for (std::size_t row = 0; row < rows && !cache.rotates(); ++row) {
         // Keys lie behind the queries: one walk rotates both.
         rotate_heads(&packed_[row * packed_size], config.query_heads + config.kv_heads,
                      config.head_dim, pairs, &cosines_[row * pairs], &sines_[row * pairs]);

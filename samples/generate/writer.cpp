@@ -16,6 +16,10 @@ namespace {
 constexpr std::uint32_t recent_share = 8;  // an eighth of the budget is for the newest tokens
 constexpr std::uint32_t sink_tokens = 4;
 
+std::uint32_t most_step_rows(const writing_options& options) {
+    return std::max(options.chunk, 1 + options.drafts);
+}
+
 // The policy of a name; `scorer` NONE stands for a full cache. The prompt stays, unless the options
 // say otherwise.
 kv_policy policy_of(const writing_options& options, std::size_t prompt_size) {
@@ -97,13 +101,27 @@ outcome<nothing> read_cache(kv_cache& cache, kv_seq sequence, std::uint32_t laye
     return nothing{};
 }
 
+// The most tokens that are in the cache at once, of `given` ones and those to write.
+std::size_t most_retained(const writing_options& options, const kv_policy& policy,
+                          std::size_t given) {
+    const std::size_t all = given + options.tokens;
+    if (policy.scorer == KV_SCORER_NONE) {
+        return all;
+    }
+    const std::size_t guarded =
+        (options.evict_prompt ? sink_tokens : policy.prompt_tokens) + std::size_t{policy.recent};
+    return std::min(all, std::max<std::size_t>(policy.budget, guarded) + policy.every +
+                             most_step_rows(options));
+}
+
+// What has to fit into the model's context: all of the text, or what is retained of it.
 outcome<nothing> check_lengths(const llama_model& model, const tokenizer& words, std::size_t given,
-                               std::uint32_t wanted) {
-    if (given == 0 || given + wanted > model.config.context) {
-        return error{
-            fmt::format("a prompt of {} tokens and {} to write are {}, the model takes 2 "
-                        "to {}: ask for fewer with --tokens",
-                        given, wanted, given + wanted, model.config.context)};
+                               std::size_t length) {
+    if (given == 0 || length > model.config.context) {
+        return error{fmt::format(
+            "a prompt of {} tokens and those to write take {} places, the model has {}: "
+            "ask for fewer with --tokens, or for a policy and --cache-positions",
+            given, length, model.config.context)};
     }
     if (words.size() > model.config.vocabulary) {
         return error{fmt::format("the tokenizer has {} tokens, the model knows {}", words.size(),
@@ -260,21 +278,24 @@ outcome<writing_result> write_text(const llama_model& model, const tokenizer& wo
     for (const turn& follow_up : options.follow_ups) {
         given += follow_up.tokens.size();
     }
-    if (auto checked = check_lengths(model, words, given, options.tokens); !checked) {
+    const kv_policy policy = policy_of(options, prompt.size());
+    const std::size_t retained = most_retained(options, policy, given);
+    const std::size_t length = options.cache_positions ? retained : given + options.tokens;
+    if (auto checked = check_lengths(model, words, given, length); !checked) {
         return checked.failure();
     }
     cache_options room;
     const operand_storage stored = {format_of(options.format)};
     room.storage = {{stored, stored}};
     room.preset = preset_of(options.preset);
-    room.most_tokens = static_cast<std::uint32_t>(given + options.tokens);
-    room.most_step_rows = std::max(options.chunk, 1 + options.drafts);
+    room.most_tokens = static_cast<std::uint32_t>(retained);
+    room.most_step_rows = most_step_rows(options);
+    room.cache_positions = options.cache_positions;
     room.threads = options.threads;
     auto cache = kv_cache::create(model.config, room);
     if (!cache) {
         return cache.failure();
     }
-    const kv_policy policy = policy_of(options, prompt.size());
     const auto sequence =
         cache->create_sequence(policy.scorer == KV_SCORER_NONE ? nullptr : &policy);
     if (!sequence) {

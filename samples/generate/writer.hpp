@@ -34,10 +34,11 @@ struct writing_options {
     double temperature = 0.0;
     double top_p = 0.95;
     double repeat_penalty = 1.0;
-    std::uint32_t threads = 0;  // 0: one per processor
-    std::uint32_t chunk = 128;  // tokens of the prompt in a step
-    std::uint32_t drafts = 0;   // at most so many in a step
-    bool evict_prompt = false;  // a policy may drop tokens of the prompt too
+    std::uint32_t threads = 0;     // 0: one per processor
+    std::uint32_t chunk = 128;     // tokens of the prompt in a step
+    std::uint32_t drafts = 0;      // at most so many in a step
+    bool evict_prompt = false;     // a policy may drop tokens of the prompt too
+    bool cache_positions = false;  // rotate by places in the cache, so that it alone is to fit
     // What is asked where the model ends its answer before `tokens` are written.
     std::vector<turn> follow_ups;
     bool stop_at_end = true;  // or write on behind the last turn: its end is never drawn

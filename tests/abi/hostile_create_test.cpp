@@ -257,6 +257,14 @@ TEST_CASE("kv_pool_create: every field of a layer") {
         {KV_INVALID, "shared_layer", [](m& o) { o.layers[0].flags = KV_LAYER_SHARED; }},
         {KV_INVALID, "KV_LAYER_LANE_PER_HEAD",
          [](m& o) { o.layers[2].flags |= KV_LAYER_LANE_PER_HEAD; }},
+        {KV_UNSUPPORTED, "flags", [](m& o) { o.layers[0].flags = KV_LAYER_CACHE_POSITIONS << 1; }},
+        {KV_INVALID, "KV_LAYER_CACHE_POSITIONS needs kv_rope",
+         [](m& o) {
+             o.layers[0].flags = KV_LAYER_CACHE_POSITIONS;
+             o.layers[0].rope = nullptr;
+         }},
+        {KV_INVALID, "KV_LAYER_CACHE_POSITIONS with KV_LAYER_SHARED",
+         [](m& o) { o.layers[2].flags |= KV_LAYER_CACHE_POSITIONS; }},
         {KV_INVALID, "shared_layer",
          [](m& o) {
              o.layers.push_back(o.layers[2]);

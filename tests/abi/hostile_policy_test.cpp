@@ -163,6 +163,44 @@ TEST_CASE("policies that need observations, and pools that have no place for the
             kv_seq_set_policy(w.pool, w.empty, &policy));
 }
 
+TEST_CASE("scorers that place keys in the text, and layers that rotate by places in the cache") {
+    small_model model;
+    model.layers[0].flags = KV_LAYER_CACHE_POSITIONS;
+    const kv_model description = model.describe();
+    const kv_pool_config pool_config = observing_config();
+    kv_pool* pool = nullptr;
+    ACCEPTS(kv_pool_create(&pool_config, &description, &pool));
+    kv_seq seq = 0;
+    ACCEPTS(kv_seq_create(pool, nullptr, &seq));
+    const target attacked{pool, {seq}};
+    kv_policy policy = good_policy();
+    kv_compress_options options = KV_INIT(kv_compress_options);
+    options.policy = &policy;
+    for (uint32_t scorer = KV_SCORER_TRIATTENTION; scorer <= KV_SCORER_BLEND; ++scorer) {
+        policy.scorer = scorer;
+        if (scorer == KV_SCORER_TRIATTENTION || scorer == KV_SCORER_EXPECTED_ATTENTION ||
+            scorer == KV_SCORER_BLEND) {
+            REFUSES(attacked, KV_UNSUPPORTED, "layer 0 has KV_LAYER_CACHE_POSITIONS",
+                    kv_seq_set_policy(pool, seq, &policy));
+            REFUSES(attacked, KV_UNSUPPORTED, "choose a scorer by attention",
+                    kv_compress(pool, seq, &options, nullptr));
+        } else {
+            ACCEPTS(kv_seq_set_policy(pool, seq, &policy));
+        }
+    }
+    std::vector<float> means(query_heads * key_dim / 2);
+    kv_query_statistics statistics = KV_INIT(kv_query_statistics);
+    statistics.query_heads = query_heads;
+    statistics.bands = key_dim / 2;
+    statistics.tokens = 1;
+    statistics.mean_real = statistics.mean_imaginary = statistics.mean_magnitude = means.data();
+    REFUSES(attacked, KV_INVALID, "KV_LAYER_CACHE_POSITIONS",
+            kv_pool_set_statistics(pool, &statistics));
+    REFUSES(attacked, KV_INVALID, "KV_LAYER_CACHE_POSITIONS",
+            kv_seq_get_statistics(pool, seq, &statistics));
+    kv_pool_release(pool);
+}
+
 TEST_CASE("numbers of a policy beyond all measure do no harm") {
     const populated w(observing_config());
     uint32_t positions[64];

@@ -46,6 +46,7 @@ struct layer_shape {
     std::vector<float> channel_means = {}, channel_scales = {};  // of keys, [kv_heads, key_dim]
     uint32_t demoted_key_format = 0, demoted_value_format = 0, demote_after = 0;
     uint32_t demoted_storage_flags = 0;
+    bool cache_positions = false;  // KV_LAYER_CACHE_POSITIONS, or the owner's
 };
 
 struct pool_shape {
@@ -133,6 +134,7 @@ class engine {
                 layer.demoted_key_storage = layer.demoted_value_storage = &demoted_storages[i];
             }
             if (source.lane_per_head) layer.flags = KV_LAYER_LANE_PER_HEAD;
+            if (source.cache_positions) layer.flags |= KV_LAYER_CACHE_POSITIONS;
             if (source.shared_layer >= 0) {
                 layer.flags = KV_LAYER_SHARED;
                 layer.shared_layer = static_cast<uint32_t>(source.shared_layer);

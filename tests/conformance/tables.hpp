@@ -81,9 +81,23 @@ struct exported {
     }
 };
 
+/// A row as KV_ROPE_HALF turns it at `place`, all of its dimensions, with theta 10000.
+inline std::vector<double> rotated_half(std::vector<double> row, double place) {
+    const std::size_t half = row.size() / 2;
+    for (std::size_t b = 0; b < half; ++b) {
+        const double angle =
+            place * std::pow(10000.0, -static_cast<double>(b) / static_cast<double>(half));
+        const double x = row[b], y = row[half + b];
+        row[b] = x * std::cos(angle) - y * std::sin(angle);
+        row[half + b] = x * std::sin(angle) + y * std::cos(angle);
+    }
+    return row;
+}
+
 enum class table_kind { dense, compressed };
 
-/// Attention of all rows: [rows][query_heads][value_dim], then the logarithms of denominators.
+/// Attention of all rows: [rows][query_heads][value_dim], then the logarithms of denominators. With
+/// cache_positions queries and keys are turned by slot, as rotated_half does.
 /// `keep(item, kv head, position)` says whether a token may be seen.
 template <class predicate>
 std::vector<double> attend_from_tables(const exported& e, const layer_shape& s,
@@ -100,6 +114,18 @@ std::vector<double> attend_from_tables(const exported& e, const layer_shape& s,
             return kind == table_kind::dense ? e.block_table[item * e.tables.block_table_stride + i]
                                              : e.indices[static_cast<uint32_t>(e.indptr[item]) + i];
         };
+        // As attention uses them: [kv_head][slot][key_dim].
+        std::vector<std::vector<std::vector<double>>> keys(s.kv_heads);
+        for (uint32_t kv_head = 0; kv_head < s.kv_heads; ++kv_head) {
+            for (uint32_t slot = 0; slot < static_cast<uint32_t>(e.kv_len[item]); ++slot) {
+                std::vector<double> key;
+                for (uint32_t d = 0; d < s.key_dim; ++d) {
+                    key.push_back(
+                        e.load(block_of(slot), slot % e.tables.block_tokens, kv_head, d, false));
+                }
+                keys[kv_head].push_back(s.cache_positions ? rotated_half(key, slot) : key);
+            }
+        }
         for (int32_t row = first; row < end; ++row) {
             const uint32_t seen = static_cast<uint32_t>(e.kv_len[item] - (end - 1 - row));
             const int64_t own = e.positions[static_cast<uint32_t>(row)];
@@ -109,8 +135,11 @@ std::vector<double> attend_from_tables(const exported& e, const layer_shape& s,
                     e.slot_positions.data() +
                     kv_head * static_cast<std::size_t>(e.slot_indptr[e.tables.item_count]) +
                     e.slot_indptr[item];
-                const float* q = queries.data() +
-                                 (static_cast<std::size_t>(row) * s.query_heads + head) * s.key_dim;
+                const float* given =
+                    queries.data() +
+                    (static_cast<std::size_t>(row) * s.query_heads + head) * s.key_dim;
+                std::vector<double> q(given, given + s.key_dim);
+                if (s.cache_positions) q = rotated_half(q, seen - 1);
                 const double scale = double{1.0f / std::sqrt(static_cast<float>(s.key_dim))};
                 std::vector<std::pair<uint32_t, double>> logits;
                 double largest = s.sink_logits.empty() ? -INFINITY : double{s.sink_logits[head]};
@@ -119,11 +148,9 @@ std::vector<double> attend_from_tables(const exported& e, const layer_shape& s,
                     const bool inside = s.window == 0 || position < s.window_sinks ||
                                         position > own - int64_t{s.window};
                     if (!inside || !keep(item, kv_head, position)) continue;
+                    const std::vector<double>& key = keys[kv_head][slot];
                     double logit = 0.0;
-                    for (uint32_t d = 0; d < s.key_dim; ++d) {
-                        logit += double{q[d]} * e.load(block_of(slot), slot % e.tables.block_tokens,
-                                                       kv_head, d, false);
-                    }
+                    for (uint32_t d = 0; d < s.key_dim; ++d) logit += q[d] * key[d];
                     logit *= scale;
                     if (s.softcap != 0.0f) {
                         logit = double{s.softcap} * std::tanh(logit / double{s.softcap});

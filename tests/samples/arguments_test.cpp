@@ -95,9 +95,14 @@ TEST_CASE("arguments: defaults") {
     CHECK(plain->writing.chunk == 128);
     CHECK(plain->writing.drafts == 0);
     CHECK_FALSE(plain->writing.evict_prompt);
+    CHECK_FALSE(plain->writing.cache_positions);
     CHECK(plain->record.empty());
     CHECK(plain->record_layers.empty());
     CHECK(plain->style == generate::prompt_style::chat);
+    auto endless = parse_arguments(
+        words{"--model", "m", "--prompt", "p", "--policy", "streaming", "--cache-positions"});
+    REQUIRE(endless);
+    CHECK(endless->writing.cache_positions);
     auto demo = parse_arguments(words{"--demo", "--model", "m"});
     REQUIRE(demo);
     CHECK(demo->writing.tokens == 1500);
@@ -129,6 +134,12 @@ TEST_CASE("arguments: each refusal says what would be right") {
     CHECK(refusal("--threads", "0") == "--threads is '0', it must be a number from 1 to 1024");
     CHECK(refusal("--chunk", "0") == "--chunk is '0', it must be a number from 1 to 8192");
     CHECK(refusal("--drafts", "16") == "--drafts is '16', it must be a number from 0 to 15");
+    CHECK(failure(
+              {"--model", "m", "--prompt", "p", "--cache-positions", "--policy", "triattention"}) ==
+          "--cache-positions takes no --policy triattention, which scores keys where they stand in "
+          "the text");
+    CHECK(failure({"--demo", "--cache-positions", "--model", "m"}) ==
+          "--demo brings its own texts, policies and sampling: leave --cache-positions out");
     CHECK(refusal("--prompt", "") == "--prompt is missing: the text to answer, or --demo");
 }
 
@@ -143,6 +154,8 @@ TEST_CASE("arguments: what belongs to a recording") {
           "--record takes no --policy random: its draws depend on which layers there are");
     CHECK(failure({"--model", "m", "--prompt", "p", "--record", "t", "--preset", "balanced"}) ==
           "--record takes no --preset: a trace names one format for all of its layers");
+    CHECK(failure({"--model", "m", "--prompt", "p", "--record", "t", "--cache-positions"}) ==
+          "--record takes no --cache-positions: a trace holds rotated keys");
     std::string too_many = "0";
     for (int layer = 1; layer <= 64; ++layer) {
         too_many += "," + std::to_string(layer);

@@ -37,8 +37,10 @@ golden_run read_golden() {
     return read;
 }
 
-kv_cache make_cache(std::uint32_t format, std::uint32_t sequences = 1) {
+kv_cache make_cache(std::uint32_t format, std::uint32_t sequences = 1,
+                    bool cache_positions = false) {
     generate::cache_options options;
+    options.cache_positions = cache_positions;
     options.storage = {{{format}, {format}}};
     options.most_sequences = sequences;
     options.most_tokens = 256;
@@ -156,6 +158,16 @@ TEST_CASE("cache: logits and 64 greedy tokens are another engine's, in chunks of
             CHECK(write_greedily(pass, cache, sequence, logits, 64) == golden.greedy);
         }
     }
+}
+
+TEST_CASE("cache: with rotation left to the library, the same logits and greedy tokens") {
+    const golden_run golden = read_golden();
+    generate::forward_pass pass(real_model().model, 128);
+    kv_cache cache = make_cache(KV_FORMAT_F32, 1, true);
+    const kv_seq sequence = make_sequence(cache);
+    const auto logits = run_chunked(pass, cache, sequence, golden.prompt, 16);
+    CHECK(largest_difference(golden, logits) < 5e-4);
+    CHECK(write_greedily(pass, cache, sequence, logits, 64) == golden.greedy);
 }
 
 TEST_CASE("cache: half precision moves logits by its rounding, not more") {
@@ -290,6 +302,27 @@ TEST_CASE("writer: policies bound the cache and return whole blocks") {
         // Each round gives back whole blocks, as many bytes as they hold.
         CHECK(result.bytes_returned == result.blocks_returned * (16 * 3 * 64 * 2 * 2));
     }
+}
+
+TEST_CASE("writer: rotated by places in the cache, texts are as long as one likes") {
+    generate::writing_options options = short_text("streaming");
+    options.cache_positions = true;
+    const auto bounded = write(options);
+    CHECK(bounded.generated_tokens == 110);
+    for (const std::uint64_t retained : bounded.retained) {
+        CHECK(retained >= 64);
+        CHECK(retained < 64 + 24);
+    }
+    // The model ends its answer long before.
+    options.tokens = 1u << 20;
+    options.temperature = 0;
+    options.stop_at_end = true;
+    CHECK(write(options).generated_tokens < 1000);
+    options.policy = "full";
+    auto refused = generate::write_text(real_model().model, real_model().words, question("Hello."),
+                                        options, {});
+    REQUIRE_FALSE(refused);
+    CHECK(refused.message().find("--cache-positions") != std::string::npos);
 }
 
 TEST_CASE("writer: the same seed writes the same text, another one another") {

@@ -183,3 +183,32 @@ TEST_CASE("layers of one rotation share its table") {
     CHECK(bytes[0] > table);
     CHECK(bytes[1] - bytes[0] < table);
 }
+
+TEST_CASE("a fit of keys before rotation is that of keys that are not rotated") {
+    std::mt19937 random(28);
+    pool_shape by_slot, plain;
+    by_slot.key_format = plain.key_format = KV_FORMAT_F16;
+    by_slot.flags = KV_LAYER_CACHE_POSITIONS;
+    plain.rope = rope_facts();
+    layer_channels channels(64, random);
+    std::mt19937 same = random;
+    const live_pool first(by_slot, channels), second(plain, channels);
+    run_step(first, channels, 200, random);
+    run_step(second, channels, 200, same);
+    fitted of_first(64), of_second(64);
+    require_ok(kv_seq_fit_affine(first.handle, first.sequence, &of_first.fit));
+    require_ok(kv_seq_fit_affine(second.handle, second.sequence, &of_second.fit));
+    CHECK(of_first.means == of_second.means);
+    CHECK(of_first.scales == of_second.scales);
+    // Records mean the same numbers, but those are other keys.
+    CHECK(of_first.fit.identity != of_second.fit.identity);
+    channels.means = of_first.means;
+    channels.scales = of_first.scales;
+    by_slot.key_format = KV_FORMAT_AFFINE4;
+    const live_pool made(by_slot, channels);
+    kv_step* step = nullptr;
+    require_ok(kv_step_begin(made.handle, &step));
+    require_ok(kv_seq_append(step, made.sequence, nullptr, 1, nullptr));
+    require_ok(kv_step_reserve(step, nullptr));
+    CHECK(read_arena(step).key_identity == of_first.fit.identity);
+}

@@ -29,6 +29,10 @@ struct pool_shape {
     uint32_t window = 0;
     uint32_t layers = 1;
     uint32_t block_tokens = 0;  // 0: as the library wants it
+    uint32_t flags = 0;         // KV_LAYER_*
+
+    bool by_slot() const { return (flags & KV_LAYER_CACHE_POSITIONS) != 0; }
+    rope_facts key_rope() const { return by_slot() ? rope_facts() : rope; }  // as they are stored
 };
 
 /// Constants of all heads, as kv_storage takes them.
@@ -77,6 +81,7 @@ struct live_pool {
         layer.window = shape.window;
         layer.window_sinks = shape.window != 0 ? 5 : 0;
         layer.rope = &rope;
+        layer.flags = shape.flags;
         if (shape.key_format == KV_FORMAT_AFFINE4) layer.key_storage = &storage;
         const std::vector<kv_layer> layers(shape.layers, layer);
         kv_model model = KV_INIT(kv_model);
@@ -126,7 +131,7 @@ inline rows_of_layer draw_rows(const live_pool& pool, const layer_channels& chan
     for (uint32_t r = 0; r < rows; ++r) {
         for (uint32_t head = 0; head < kv_heads; ++head) {
             const std::vector<float> key =
-                channels.heads[head].key(pool.shape.rope, first + r, random);
+                channels.heads[head].key(pool.shape.key_rope(), first + r, random);
             drawn.keys.insert(drawn.keys.end(), key.begin(), key.end());
         }
     }
@@ -202,14 +207,22 @@ inline std::vector<double> attend_by_definition(const live_pool& pool,
     for (uint32_t head = 0; head < kv_heads; ++head) {
         for (std::size_t slot = 0; slot < stored.records[head].size(); ++slot) {
             keys[head].push_back(decode_affine(stored.records[head][slot].data(),
-                                               channels.heads[head], pool.shape.rope,
+                                               channels.heads[head], pool.shape.key_rope(),
                                                stored.positions[head][slot]));
+            if (pool.shape.by_slot()) {
+                keys[head].back() = pool.shape.rope.turned(keys[head].back(), slot, 1);
+            }
         }
     }
     for (uint32_t r = 0; r < rows; ++r) {
         for (uint32_t query_head = 0; query_head < query_heads; ++query_head) {
             const uint32_t head = query_head / group;
-            const float* query = step.queries.data() + (r * query_heads + query_head) * dim;
+            const float* first_of_query =
+                step.queries.data() + (r * query_heads + query_head) * dim;
+            std::vector<double> query(first_of_query, first_of_query + dim);
+            if (pool.shape.by_slot()) {
+                query = pool.shape.rope.turned(query, keys[head].size() - rows + r, 1);
+            }
             std::vector<double> sums(32);
             double denominator = 0;
             for (std::size_t slot = 0; slot < keys[head].size(); ++slot) {
@@ -220,7 +233,7 @@ inline std::vector<double> attend_by_definition(const live_pool& pool,
                     continue;
                 }
                 double dot = 0;
-                for (uint32_t i = 0; i < dim; ++i) dot += double{query[i]} * keys[head][slot][i];
+                for (uint32_t i = 0; i < dim; ++i) dot += query[i] * keys[head][slot][i];
                 const double weight = std::exp(dot / std::sqrt(static_cast<double>(dim)));
                 denominator += weight;
                 for (uint32_t i = 0; i < 32; ++i) sums[i] += weight * stored.values[head][slot][i];
@@ -241,7 +254,7 @@ inline void check_keys(const live_pool& pool, const layer_channels& channels,
         for (uint32_t r = 0; r < rows; ++r) {
             const std::vector<double> back =
                 decode_affine(stored.records[head][first + r].data(), channels.heads[head],
-                              pool.shape.rope, stored.positions[head][first + r]);
+                              pool.shape.key_rope(), stored.positions[head][first + r]);
             for (uint32_t i = 0; i < dim; ++i) {
                 const double key = double{step.keys[(r * kv_heads + head) * dim + i]};
                 off += (back[i] - key) * (back[i] - key);

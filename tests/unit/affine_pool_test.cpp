@@ -36,6 +36,29 @@ TEST_CASE("affine4 in a pool: attention before and after compaction, records mov
     }
 }
 
+TEST_CASE("affine4 of keys before rotation: means are not turned, attention rotates by slots") {
+    std::mt19937 random(24);
+    for (const uint32_t layout : {KV_LAYOUT_NATIVE, KV_LAYOUT_NHD}) {
+        for (const rope_facts& rope : ropes()) {
+            CAPTURE(rope.style);
+            CAPTURE(rope.dimensions);
+            pool_shape shape;
+            shape.layout = layout;
+            shape.rope = rope;
+            shape.flags = KV_LAYER_CACHE_POSITIONS;
+            const layer_channels channels(shape.dim, random);
+            const live_pool pool(shape, channels);
+            run_step(pool, channels, 150, random);
+            run_step(pool, channels, 1, random);
+            compress(pool, KV_SCORER_RANDOM, 60);
+            run_step(pool, channels, 1, random);
+            run_step(pool, channels, 70, random);
+            compress(pool, KV_SCORER_KEY_NORM, 40);
+            run_step(pool, channels, 1, random);
+        }
+    }
+}
+
 TEST_CASE("affine4 behind a window that slides") {
     std::mt19937 random(22);
     pool_shape shape;

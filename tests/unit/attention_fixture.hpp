@@ -3,13 +3,32 @@
 #pragma once
 
 #include <limits>
+#include <memory>
 
+#include "affine_reference.hpp"
 #include "attention/attend.hpp"
 #include "paged_fixture.hpp"
 
 namespace attention_test {
 
 using paged_test::paged_cache;
+
+/// How a layer's keys are turned by their slots, and what the kernels are given for it.
+struct slot_rotation {
+    format_test::rope_facts rope;
+    std::vector<float> table;
+    kvrt::position_rotation turning;
+
+    explicit slot_rotation(format_test::rope_facts facts) : rope(std::move(facts)) {
+        turning.pairs = rope.dimensions / 2;
+        turning.interleaved = rope.style == KV_ROPE_INTERLEAVED;
+        turning.gain = static_cast<float>(rope.factor);
+        turning.inverse_frequencies = rope.frequencies.data();
+        table.resize(kvrt::turning_table_floats(turning.pairs));
+        kvrt::fill_turning_table(rope.frequencies.data(), turning.pairs, table.data());
+        turning.table = table.data();
+    }
+};
 
 /// One sequence: its cache, its queries, and what the layer adds.
 struct problem {
@@ -18,7 +37,9 @@ struct problem {
     uint32_t rows;
     uint32_t slots;
     std::vector<float> sinks, slopes;
-    std::vector<float> queries;  // [rows][query_heads][key_dim]
+    std::vector<float> queries;                     // [rows][query_heads][key_dim]
+    std::shared_ptr<const slot_rotation> rotation;  // null: keys are as attention uses them
+    uint64_t skipped = 0;  // positions of the text before the one that is in slot 0
 
     problem(paged_cache stored, uint32_t group, uint32_t row_count, uint32_t slot_count,
             std::mt19937& random)
@@ -47,18 +68,23 @@ struct problem {
         layer.alibi_slopes = slopes.data();
     }
 
+    void rotate_by_slots(const format_test::rope_facts& rope) {
+        rotation = std::make_shared<slot_rotation>(rope);
+        layer.slot_turning = &rotation->turning;
+    }
+
     kvrt::attend_item item(uint32_t first_row = 0) const {
         kvrt::attend_item made;
         made.blocks = cache.blocks.data();
         made.first_row = first_row;
         made.rows = rows;
         made.slots = slots;
-        made.next_position = slots;
+        made.next_position = skipped + slots;
         made.window_first = int64_t{slots} - rows - int64_t{layer.window} + 1;
         return made;
     }
 
-    /// Row r stands at position slots - rows + r, slot s at position s.
+    /// Row r stands at position slots - rows + r, slot s at position s, less what is skipped.
     bool sees(uint32_t row, uint32_t slot) const {
         const uint32_t position = slots - rows + row;
         if (slot > position) return false;
@@ -69,15 +95,18 @@ struct problem {
     std::vector<double> logits_of(uint32_t row, uint32_t head) const {
         const uint32_t kv_head = head / (layer.query_heads / layer.kv_heads);
         const uint32_t key_dim = cache.layout.keys.dim;
-        const float* query =
-            queries.data() + (std::size_t{row} * layer.query_heads + head) * key_dim;
+        const auto first =
+            queries.begin() +
+            static_cast<std::ptrdiff_t>((std::size_t{row} * layer.query_heads + head) * key_dim);
+        std::vector<double> query(first, first + key_dim), key(key_dim);
+        if (rotation) query = rotation->rope.turned(query, slots - rows + row, 1);
         std::vector<double> logits(slots, -std::numeric_limits<double>::infinity());
         for (uint32_t slot = 0; slot < slots; ++slot) {
             if (!sees(row, slot)) continue;
             double dot = 0;
-            for (uint32_t i = 0; i < key_dim; ++i) {
-                dot += double{query[i]} * cache.get(false, slot, kv_head, i);
-            }
+            for (uint32_t i = 0; i < key_dim; ++i) key[i] = cache.get(false, slot, kv_head, i);
+            if (rotation) key = rotation->rope.turned(key, slot, 1);
+            for (uint32_t i = 0; i < key_dim; ++i) dot += query[i] * key[i];
             dot *= double{layer.scale};
             if (layer.softcap != 0) dot = double{layer.softcap} * std::tanh(dot / layer.softcap);
             if (!slopes.empty()) {

@@ -399,3 +399,93 @@ TEST_CASE("lanes per head: not with a shared cache, and not too many") {
     layers.pop_back();
     CHECK(described(layers).verdict == KV_OK);
 }
+
+TEST_CASE("cache positions: attention rotates, storage does not, and sharers follow their owner") {
+    kv_rope half = KV_INIT(kv_rope);
+    half.style = KV_ROPE_HALF;
+    half.attention_factor = 1.25;
+    kv_rope none = KV_INIT(kv_rope);
+    std::vector<kv_layer> layers(6, plain_layer());
+    for (kv_layer& layer : layers) layer.rope = &half;
+    layers[1].flags = KV_LAYER_CACHE_POSITIONS;
+    layers[2].flags = KV_LAYER_SHARED;
+    layers[2].shared_layer = 1;
+    layers[2].rope = nullptr;
+    layers[3].flags = KV_LAYER_CACHE_POSITIONS | KV_LAYER_LANE_PER_HEAD;
+    layers[4].flags = KV_LAYER_CACHE_POSITIONS;
+    layers[4].rope = &none;
+    layers[5].flags = KV_LAYER_SHARED;
+    layers[5].shared_layer = 0;
+    const described d(layers);
+    REQUIRE(d.verdict == KV_OK);
+    const position_rotation* turning = d.model.layers[1].slot_turning;
+    REQUIRE(turning != nullptr);
+    CHECK(turning->pairs == 64);
+    CHECK_FALSE(turning->interleaved);
+    CHECK(turning->gain == 1.25f);
+    CHECK(turning->inverse_frequencies[32] == doctest::Approx(0.01));
+    CHECK(d.model.turnings.size() == 1);
+    CHECK(d.model.layers[0].slot_turning == nullptr);
+    CHECK(d.model.layers[2].slot_turning == turning);
+    CHECK(d.model.layers[2].cache_positions);
+    CHECK(d.model.layers[3].slot_turning == turning);
+    CHECK(d.model.layers[4].slot_turning == nullptr);  // nothing is rotated there
+    CHECK(d.model.layers[5].slot_turning == nullptr);
+    CHECK(d.model.layers[0].stored_rope().style == KV_ROPE_HALF);
+    CHECK(d.model.layers[1].stored_rope().style == KV_ROPE_NONE);
+    // The same bytes are other keys; values are the same.
+    CHECK(d.model.lanes[0].key_identity != d.model.lanes[1].key_identity);
+    CHECK(d.model.lanes[0].value_identity == d.model.lanes[1].value_identity);
+}
+
+TEST_CASE("cache positions: means of affine4 are not turned where keys come before rotation") {
+    kv_rope half = KV_INIT(kv_rope);
+    half.style = KV_ROPE_HALF;
+    const std::vector<float> ones(2 * 128, 1.0f);
+    kv_storage storage = KV_INIT(kv_storage);
+    storage.channel_means = storage.channel_scales = ones.data();
+    storage.channel_heads = 2;
+    storage.channel_dim = 128;
+    std::vector<kv_layer> layers(2, plain_layer());
+    for (kv_layer& layer : layers) {
+        layer.rope = &half;
+        layer.key_format = KV_FORMAT_AFFINE4;
+        layer.value_format = KV_FORMAT_F16;
+        layer.key_storage = &storage;
+    }
+    layers[1].flags = KV_LAYER_CACHE_POSITIONS;
+    const described d(layers);
+    REQUIRE(d.verdict == KV_OK);
+    CHECK(d.model.turnings.size() == 2);
+    CHECK(d.model.lanes[0].layout.keys.turning->pairs == 64);
+    CHECK(d.model.lanes[1].layout.keys.turning->pairs == 0);
+    CHECK(d.model.lanes[1].sealed_layout.keys.turning->pairs == 0);
+    CHECK(d.model.layers[1].slot_turning == d.model.lanes[0].layout.keys.turning);
+    CHECK(d.model.lanes[0].key_identity != d.model.lanes[1].key_identity);
+}
+
+TEST_CASE("cache positions: the rotation must be told, and told once") {
+    kv_rope half = KV_INIT(kv_rope), interleaved = KV_INIT(kv_rope);
+    half.style = KV_ROPE_HALF;
+    interleaved.style = KV_ROPE_INTERLEAVED;
+    std::vector<kv_layer> layers(2, plain_layer());
+    layers[0].flags = KV_LAYER_CACHE_POSITIONS;
+    const described untold(layers);
+    CHECK(untold.verdict == KV_INVALID);
+    CHECK(untold.says("layer 0: KV_LAYER_CACHE_POSITIONS needs kv_rope"));
+    half.attention_factor = 1e-300;
+    layers[0].rope = &half;
+    const described tiny(layers);
+    CHECK(tiny.verdict == KV_INVALID);
+    CHECK(tiny.says("attention_factor"));
+    half.attention_factor = 1.0;
+    layers[1].flags = KV_LAYER_SHARED;
+    layers[1].rope = &interleaved;
+    const described other(layers);
+    CHECK(other.verdict == KV_INVALID);
+    CHECK(other.says("layer 1: its rope differs"));
+    layers[1].flags |= KV_LAYER_CACHE_POSITIONS;
+    const described twice(layers);
+    CHECK(twice.verdict == KV_INVALID);
+    CHECK(twice.says("say it of shared_layer"));
+}

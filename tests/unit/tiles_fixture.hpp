@@ -39,6 +39,7 @@ struct pool_options {
     uint32_t slabs = 16;
     uint32_t max_tokens = 1024;
     uint32_t pressure_percent = 0;
+    bool by_slot = false;  // KV_LAYER_CACHE_POSITIONS, KV_ROPE_HALF with theta 10000
 };
 
 inline void ok(kv_status status) {
@@ -70,6 +71,8 @@ struct world {
         kv_storage rotated = KV_INIT(kv_storage);
         rotated.flags = KV_STORAGE_ROTATE;
         std::vector<kv_layer> model_layers;
+        kv_rope rope = KV_INIT(kv_rope);
+        rope.style = KV_ROPE_HALF;
         for (const shape& one : shapes) {
             kv_layer layer = KV_INIT(kv_layer);
             layer.query_heads = one.group * one.kv_heads;
@@ -85,7 +88,9 @@ struct world {
             if (one.demoted_rotated) {
                 layer.demoted_key_storage = layer.demoted_value_storage = &rotated;
             }
-            if (one.lane_per_head) layer.flags = KV_LAYER_LANE_PER_HEAD;
+            if (one.lane_per_head) layer.flags |= KV_LAYER_LANE_PER_HEAD;
+            if (options.by_slot) layer.flags |= KV_LAYER_CACHE_POSITIONS;
+            layer.rope = options.by_slot ? &rope : nullptr;
             model_layers.push_back(layer);
         }
         kv_model model = KV_INIT(kv_model);

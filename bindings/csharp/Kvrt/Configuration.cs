@@ -124,6 +124,11 @@ namespace Kvrt
         /// tokens in each. Not with <see cref="SharedLayer"/>.</summary>
         public bool LanePerHead { get; set; }
 
+        /// <summary>Queries and keys are handed over before rotation: the library rotates them, as
+        /// <see cref="Rope"/> says, by their places in the cache. Not with <see
+        /// cref="SharedLayer"/>, which follows its owner.</summary>
+        public bool CachePositions { get; set; }
+
         /// <summary>A query at p sees positions above p - window; 0: all.</summary>
         public uint Window { get; set; }
 

@@ -127,6 +127,7 @@ namespace Kvrt
             layer.struct_size = (uint)sizeof(kv_layer);
             layer.flags = source.SharedLayer.HasValue ? NativeConstants.KV_LAYER_SHARED : 0;
             layer.flags |= source.LanePerHead ? NativeConstants.KV_LAYER_LANE_PER_HEAD : 0;
+            layer.flags |= source.CachePositions ? NativeConstants.KV_LAYER_CACHE_POSITIONS : 0;
             layer.query_heads = source.QueryHeads;
             layer.kv_heads = source.KvHeads;
             layer.key_dim = source.KeyDim;

@@ -169,7 +169,8 @@ namespace Kvrt.Tests
             }
             string[] flags =
             {
-                "KV_LAYER_SHARED 1", "KV_LAYER_LANE_PER_HEAD 2", "KV_SEQ_GATHER_STATISTICS 1"
+                "KV_LAYER_SHARED 1", "KV_LAYER_LANE_PER_HEAD 2", "KV_LAYER_CACHE_POSITIONS 4",
+                "KV_SEQ_GATHER_STATISTICS 1"
             };
             Check.SameElements(flags, Golden("constants.txt")
                 .Where(line => line.StartsWith("KV_LAYER_", StringComparison.Ordinal) ||

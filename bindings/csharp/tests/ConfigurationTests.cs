@@ -117,7 +117,8 @@ namespace Kvrt.Tests
                 kv_layer native = model.layers[i];
                 Check.Equal((uint)sizeof(kv_layer), native.struct_size, "struct_size of kv_layer");
                 Check.Equal(
-                    NativeConstants.KV_LAYER_SHARED | NativeConstants.KV_LAYER_LANE_PER_HEAD,
+                    NativeConstants.KV_LAYER_SHARED | NativeConstants.KV_LAYER_LANE_PER_HEAD |
+                        NativeConstants.KV_LAYER_CACHE_POSITIONS,
                     native.flags, "flags of kv_layer");
                 native.flags = 0;
                 Check.Equal(Numbers(layer), Compare(layer, native, null), "numbers of kv_layer");

@@ -71,6 +71,7 @@ namespace Kvrt.Native
 
         public const uint KV_LAYER_SHARED = 1u << 0;
         public const uint KV_LAYER_LANE_PER_HEAD = 1u << 1;
+        public const uint KV_LAYER_CACHE_POSITIONS = 1u << 2;
 
         public const uint KV_PRESET_NEAR_LOSSLESS = 1;
         public const uint KV_PRESET_BALANCED = 2;

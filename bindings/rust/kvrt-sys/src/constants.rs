@@ -65,6 +65,7 @@ pub const KV_ROPE_INTERLEAVED: u32 = 2;
 
 pub const KV_LAYER_SHARED: u32 = 1;
 pub const KV_LAYER_LANE_PER_HEAD: u32 = 2;
+pub const KV_LAYER_CACHE_POSITIONS: u32 = 4;
 
 pub const KV_PRESET_NEAR_LOSSLESS: u32 = 1;
 pub const KV_PRESET_BALANCED: u32 = 2;

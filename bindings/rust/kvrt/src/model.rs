@@ -179,6 +179,10 @@ impl Layer {
         /// numbers of tokens in each. Not for a layer that shares another's cache, whose lanes are
         /// the owner's.
         lane_per_head = KV_LAYER_LANE_PER_HEAD,
+        /// Queries and keys are handed over before rotation: the library rotates them, as `rope`
+        /// says, by their places in the cache. Not for a layer that shares another's cache, which
+        /// follows its owner.
+        cache_positions = KV_LAYER_CACHE_POSITIONS,
     }
 
     /// How keys are stored, and values too unless `value_format` says otherwise.
