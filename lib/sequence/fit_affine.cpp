@@ -140,8 +140,8 @@ status fit_affine(cache& store, const sequence& source, affine_fit& fit) {
     stored.dim = store.model.lanes[layer.first_lane].layout.keys.dim;
     stored.channel_means = fit.means;
     stored.channel_scales = fit.scales;
-    fit.identity = operand_identity(stored, layer.kv_heads,
-                                    {layer.stored_rope(), layer.cache_positions});
+    fit.identity =
+        operand_identity(stored, layer.kv_heads, {layer.stored_rope(), layer.cache_positions});
     return KV_OK;
 }
 
