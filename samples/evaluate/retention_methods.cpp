@@ -4,6 +4,7 @@
 #include <charconv>
 #include <cmath>
 #include <functional>
+#include <iterator>
 
 #include "text.hpp"
 
@@ -122,6 +123,19 @@ outcome<std::vector<const retention_method*>> parse_methods(std::string_view lis
         }
     }
     return chosen;
+}
+
+std::vector<const retention_method*> methods_stored_as(
+    const configuration& stored, std::span<const retention_method* const> methods) {
+    const auto is_plain = [](const operand_storage& operand) {
+        return operand.format == KV_FORMAT_F32 || operand.format == KV_FORMAT_F16 ||
+               operand.format == KV_FORMAT_BF16;
+    };
+    const bool demotes = is_plain(stored.storage.keys) && is_plain(stored.storage.values);
+    std::vector<const retention_method*> left;
+    std::copy_if(methods.begin(), methods.end(), std::back_inserter(left),
+                 [&](const retention_method* one) { return demotes || one->demoted_format == 0; });
+    return left;
 }
 
 outcome<std::vector<double>> parse_budgets(std::string_view list) {

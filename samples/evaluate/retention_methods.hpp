@@ -55,6 +55,11 @@ const retention_method& full_cache();
 // asked for or not: nothing is judged without them.
 outcome<std::vector<const retention_method*>> parse_methods(std::string_view list);
 
+// Those that can be judged where all contenders are stored so: demotion is of rows that are not
+// coded before.
+std::vector<const retention_method*> methods_stored_as(
+    const configuration& stored, std::span<const retention_method* const> methods);
+
 // Percents of a context's length between commas, from the largest to the smallest.
 outcome<std::vector<double>> parse_budgets(std::string_view list);
 

@@ -243,7 +243,12 @@ outcome<nothing> run_retention(const retention_command& wanted) {
     if (!opened) {
         return opened.failure();
     }
-    const auto contenders = contenders_of(wanted.methods, wanted.budgets);
+    const auto methods = methods_stored_as(wanted.stored, wanted.methods);
+    if (methods.size() != wanted.methods.size()) {
+        std::fprintf(stderr, "methods that demote rows are left out: %s has coded them before\n",
+                     wanted.stored.name.c_str());
+    }
+    const auto contenders = contenders_of(methods, wanted.budgets);
     retention_found found = describe(wanted, contenders);
     evaluation_parts parts = {*opened, wanted, contenders, {}, found};
     parts.options.stored = wanted.stored;

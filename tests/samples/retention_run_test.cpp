@@ -161,15 +161,44 @@ TEST_CASE("retention: bytes are those of budget and chunk, in whole blocks") {
     CHECK(adaptive.steady_bytes <= 72.0 / 256);
 }
 
+TEST_CASE("retention: what demotes holds more tokens in the bytes of its budget") {
+    const auto tokens = some_tokens(512);
+    const std::vector<text_window> windows = {{tokens, 0}};
+    const auto all = contenders("blend,blend_int8,blend_int4", "50,25,12.5");
+    const auto scores = score(windows, all, options_of("f16", 32));
+    for (const double percent : {50.0, 25.0, 12.5}) {
+        CAPTURE(percent);
+        const retained_text& plain = scores[index_of(all, "blend", percent)];
+        const retained_text& int8 = scores[index_of(all, "blend_int8", percent)];
+        const retained_text& int4 = scores[index_of(all, "blend_int4", percent)];
+        CHECK(plain.steady_bytes == doctest::Approx(percent / 100));
+        // In whole blocks, of which those of int4 are smaller.
+        CHECK(int8.steady_bytes <= percent / 100 + 16.0 / 512);
+        CHECK(int4.steady_bytes <= percent / 100 + 16.0 / 512);
+        if (percent < 50) CHECK(int8.steady_bytes >= percent / 100 - 32.0 / 512);
+        if (percent < 25) CHECK(int4.steady_bytes >= percent / 100 - 32.0 / 512);
+        CHECK(int8.sums.mean_divergence() < plain.sums.mean_divergence());
+    }
+    // By hand: of 128 tokens 48 are counted as f16, and 80 tokens' bytes hold 80 / share others.
+    CHECK(tokens_for(128, 0.5) == 48 + 160);
+    CHECK(tokens_for(128, 0.28125) == 48 + 284);
+    CHECK(tokens_for(40, 0.25) == 40);
+}
+
 TEST_CASE("retention: numbers do not depend on what else is evaluated") {
     const auto tokens = some_tokens(220);
     const std::vector<text_window> windows = {{{tokens.begin(), tokens.begin() + 120}, 8},
                                               {{tokens.begin() + 100, tokens.end()}, 8}};
-    const auto all = contenders("all", "50,25,12.5,6");
+    const std::vector<double> budgets = {50, 25, 12.5, 6};
     for (const char* format : {"f16", "int8_token+rotate"}) {
         CAPTURE(format);
+        const auto methods = methods_stored_as(*parse_configuration(format), *parse_methods("all"));
+        const bool coded = std::string_view(format) != "f16";
+        CHECK(methods.size() == retention_methods().size() - (coded ? 2 : 0));
+        const auto all = contenders_of(methods, budgets);
         const auto together = score(windows, all, options_of(format, 16));
-        for (const retention_method& one : retention_methods()) {
+        for (const retention_method* method : methods) {
+            const retention_method& one = *method;
             CAPTURE(one.name);
             const auto few = contenders(one.name, "12.5");
             const auto alone = score(windows, few, options_of(format, 16));
