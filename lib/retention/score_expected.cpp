@@ -80,7 +80,8 @@ void score_by_blend(const round_plan& plan, const layer_geometry& layer) {
                     unlike_of(lane, head));
     });
     score_by_triattention(plan, layer);
-    const float prior = plan.policy.prior_share != 0.0f ? plan.policy.prior_share : default_prior_share;
+    const float prior =
+        plan.policy.prior_share != 0.0f ? plan.policy.prior_share : default_prior_share;
     const float unlike =
         plan.policy.redundancy != 0.0f ? plan.policy.redundancy : default_unlike_share;
     for_each_head(plan, layer, [&](uint32_t lane, uint32_t head) {

@@ -292,8 +292,8 @@ namespace Kvrt
         /// <summary>Blend: share of what is expected; the rest is of what was; 0: 0.1.</summary>
         public float PriorShare { get; set; }
 
-        /// <summary>RKv: weight of redundancy, up to 1; 0: 0.9. Blend: share of what stays for being
-        /// unlike other keys; 0: 0.3.</summary>
+        /// <summary>RKv: weight of redundancy, up to 1; 0: 0.9. Blend: share of what
+        /// stays for being unlike other keys; 0: 0.3.</summary>
         public float Redundancy { get; set; }
 
         /// <summary><see cref="PolicyOptions.ExactRedundancy"/>: keys are similar above this
