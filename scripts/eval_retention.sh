@@ -4,7 +4,7 @@
 #
 #   scripts/eval_retention.sh BUILD_FOLDER [further options of evaluate --retention]
 #
-# BUILD_FOLDER holds bin/evaluate. Takes an hour to an hour and a half on two threads.
+# BUILD_FOLDER holds bin/evaluate. Takes about an hour on two threads.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 build=${1:?"give the build folder, such as build/release"}
@@ -16,6 +16,7 @@ work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
 
 "$build/bin/evaluate" --retention --model "$model" --text "$text" \
+    --tokens 4096 --contexts 3 --prompts 2 --written 512 \
     --report "$work/retention.json" --plot "$work/retention.svg" "$@" >"$work/table.md"
 python3 scripts/evaluation_table.py docs/retention.md "$work/table.md" "$work/retention.json" \
     eval-retention
