@@ -80,6 +80,7 @@ outcome<nothing> read_value(std::string_view option, std::string_view word,
                                      {"--window", 64, most_tokens, &read.window},
                                      {"--chunk", 1, 1024, &read.chunk},
                                      {"--contexts", 0, 4096, &read.contexts},
+                                     {"--together", 0, 1, &read.together},
                                      {"--prompts", 0, writing_prompts, &read.prompts},
                                      {"--written", 2, most_tokens, &read.written},
                                      {"--threads", 1, 1024, &read.threads}};
@@ -152,6 +153,7 @@ std::string retention_usage() {
         "                   depths of {} %; 0: none (6)\n"
         "  --context-tokens LIST\n"
         "                   their lengths, between commas (1024,3072)\n"
+        "  --together N     1: contexts are asked for all their needles at once, too (0)\n"
         "  --prompts N      of {} that are answered at length; 0: none (3)\n"
         "  --written N      tokens of an answer (768)\n"
         "  --threads N      threads (one per processor)\n"

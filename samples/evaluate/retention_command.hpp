@@ -25,7 +25,8 @@ struct retention_command {
     std::uint32_t chunk = 64;
     std::uint32_t contexts = 6;  // of the tasks, of each length; 0: they are left out
     std::vector<std::uint32_t> context_tokens = {1024, 3072};
-    std::uint32_t prompts = 3;  // that are answered at length; 0: this is left out
+    std::uint32_t together = 0;  // 1: tasks ask for all needles of a context at once, too
+    std::uint32_t prompts = 3;   // that are answered at length; 0: this is left out
     std::uint32_t written = 768;
     std::uint32_t threads = 0;  // 0: one per processor
 };

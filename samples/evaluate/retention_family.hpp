@@ -21,7 +21,8 @@ namespace evaluate {
 struct retention_options {
     configuration stored = reference_configuration();  // of all but what they are compared with
     std::uint32_t chunk = 64;
-    std::uint32_t threads = 0;                              // 0: one per processor
+    bool together = false;      // tasks ask for all needles of a context at once, too
+    std::uint32_t threads = 0;  // 0: one per processor
     std::vector<generate::channel_constants> key_channels;  // one a layer, where keys take them
     // One a layer, for methods that are calibrated beforehand; without, they do so as they read.
     std::vector<generate::query_statistics> statistics;

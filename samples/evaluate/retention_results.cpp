@@ -12,11 +12,11 @@ namespace {
 
 using generate::json_string;
 
-task_scores::ratio sum(std::span<const tasks_found> tasks, bool seen,
+task_scores::ratio sum(std::span<const tasks_found> tasks, task_answers tasks_found::*answers,
                        task_scores::ratio (task_scores::*which)() const) {
     task_scores::ratio all;
     for (const tasks_found& one : tasks) {
-        const task_scores::ratio part = ((seen ? one.seen : one.unseen).scores.*which)();
+        const task_scores::ratio part = ((one.*answers).scores.*which)();
         all.right += part.right;
         all.all += part.all;
     }
@@ -62,9 +62,15 @@ std::string json_of(const contender_found& one) {
         for (const tasks_found& of_length : one.tasks) {
             json += fmt::format(
                 "{}\n        {{\"context_tokens\": {},\n         \"question_unseen\": {},\n"
-                "         \"question_seen\": {}}}",
+                "         \"question_seen\": {}",
                 &of_length == one.tasks.data() ? "" : ",", of_length.context_tokens,
                 json_of(of_length.unseen), json_of(of_length.seen));
+            if (of_length.unseen_together.tokens != 0) {
+                json += fmt::format(
+                    ",\n         \"together_unseen\": {},\n         \"together_seen\": {}",
+                    json_of(of_length.unseen_together), json_of(of_length.seen_together));
+            }
+            json += "}";
         }
         json += "]";
     }
@@ -84,7 +90,7 @@ std::string ratio(const task_scores::ratio& one) {
     return fmt::format("{} of {}", one.right, one.all);
 }
 
-std::vector<std::string> cells_of(const contender_found& one) {
+std::vector<std::string> cells_of(const contender_found& one, bool together) {
     std::vector<std::string> cells = {fmt::format("{:g} %", one.percent), one.method};
     if (one.text) {
         cells.insert(
@@ -99,6 +105,11 @@ std::vector<std::string> cells_of(const contender_found& one) {
             cells.push_back(percent(one.copied(seen).share(), 1));
             cells.push_back(fmt::format("{:.2f}", one.answer_loss(seen)));
         }
+        for (const bool seen : {false, true}) {
+            if (together) {
+                cells.push_back(ratio(one.needles_together(seen)));
+            }
+        }
     }
     if (one.drift) {
         cells.push_back(short_number(one.drift->mean_divergence));
@@ -110,11 +121,16 @@ std::vector<std::string> cells_of(const contender_found& one) {
 }  // namespace
 
 task_scores::ratio contender_found::needles(bool seen) const {
-    return sum(tasks, seen, &task_scores::all_needles);
+    return sum(tasks, seen ? &tasks_found::seen : &tasks_found::unseen, &task_scores::all_needles);
+}
+
+task_scores::ratio contender_found::needles_together(bool seen) const {
+    return sum(tasks, seen ? &tasks_found::seen_together : &tasks_found::unseen_together,
+               &task_scores::all_needles);
 }
 
 task_scores::ratio contender_found::copied(bool seen) const {
-    return sum(tasks, seen, &task_scores::all_copied);
+    return sum(tasks, seen ? &tasks_found::seen : &tasks_found::unseen, &task_scores::all_copied);
 }
 
 double contender_found::answer_loss(bool seen) const {
@@ -138,11 +154,15 @@ std::string table(const retention_found& found) {
                             {"needles, unseen", "copied, unseen", "nats, unseen", "needles, seen",
                              "copied, seen", "nats, seen"});
     }
+    if (found.together) {
+        rows.front().insert(rows.front().end(),
+                            {"needles together, unseen", "needles together, seen"});
+    }
     if (found.prompts != 0) {
         rows.front().insert(rows.front().end(), {"drift KL", "repeated"});
     }
     for (const contender_found& one : found.contenders) {
-        rows.push_back(cells_of(one));
+        rows.push_back(cells_of(one, found.together));
     }
     return markdown_table(rows, 2);
 }

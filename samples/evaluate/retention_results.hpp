@@ -28,6 +28,8 @@ struct tasks_found {
     std::uint32_t context_tokens = 0;
     task_answers unseen;  // the question
     task_answers seen;
+    task_answers unseen_together;  // asked for all needles at once
+    task_answers seen_together;
 };
 
 struct contender_found {
@@ -41,6 +43,7 @@ struct contender_found {
 
     // Of all lengths.
     task_scores::ratio needles(bool seen) const;
+    task_scores::ratio needles_together(bool seen) const;
     task_scores::ratio copied(bool seen) const;
     double answer_loss(bool seen) const;  // nats per token
 };
@@ -54,6 +57,7 @@ struct retention_found {
     std::uint32_t chunk = 0;
     std::uint32_t contexts = 0;  // of each length
     std::vector<std::uint32_t> context_tokens;
+    bool together = false;
     std::uint32_t prompts = 0;
     std::uint32_t written = 0;
     double text_seconds = 0;

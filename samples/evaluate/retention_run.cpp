@@ -137,7 +137,8 @@ outcome<nothing> do_tasks(evaluation_parts& parts) {
         }
         for (std::size_t i = 0; i < parts.contenders.size(); ++i) {
             const retained_tasks& one = (*scores)[i];
-            parts.found.contenders[i].tasks.push_back({length, one.unseen, one.seen});
+            parts.found.contenders[i].tasks.push_back(
+                {length, one.unseen, one.seen, one.unseen_together, one.seen_together});
         }
     }
     parts.found.task_seconds = watch.seconds();
@@ -217,6 +218,7 @@ retention_found describe(const retention_command& wanted, std::span<const conten
     found.contexts = wanted.contexts;
     if (wanted.contexts != 0) {
         found.context_tokens = wanted.context_tokens;
+        found.together = wanted.together != 0;
     }
     found.prompts = wanted.prompts;
     found.written = wanted.prompts != 0 ? wanted.written : 0;
@@ -253,6 +255,7 @@ outcome<nothing> run_retention(const retention_command& wanted) {
     evaluation_parts parts = {*opened, wanted, contenders, {}, found};
     parts.options.stored = wanted.stored;
     parts.options.chunk = wanted.chunk;
+    parts.options.together = wanted.together != 0;
     parts.options.threads = wanted.threads;
     const auto windows = cut_text(parts);
     if (!windows) {

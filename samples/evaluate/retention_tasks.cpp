@@ -12,21 +12,57 @@ namespace {
 
 using generate::token_id;
 
-// What one fork reads to answer, of which the last rows tell the answer.
-struct question {
-    const probe* asked = nullptr;
-    std::vector<token_id> tokens;
+// An answer: the logits of row `first` are of its first token.
+struct asked_answer {
+    const probe* asked;
+    std::size_t first;
 };
 
-// The cue's tokens from `first` on, and the answer but for its last token.
-std::vector<question> questions_of(const task_context& context, bool whole_cue) {
-    std::vector<question> all;
+// What one fork reads to answer.
+struct question {
+    std::vector<token_id> tokens;
+    std::vector<asked_answer> answers;
+    bool together = false;
+
+    void read(std::span<const token_id> more) {
+        tokens.insert(tokens.end(), more.begin(), more.end());
+    }
+    void read_answer(const probe& one) {
+        answers.push_back({&one, tokens.size() - 1});
+        read(one.answer);
+    }
+};
+
+// What is read with the context where the question is seen.
+std::vector<std::span<const token_id>> cues_of(const task_context& context, bool together) {
+    std::vector<std::span<const token_id>> cues;
     for (const probe& one : context.probes) {
-        question made = {&one, one.cue};
-        if (!whole_cue) {
-            made.tokens.erase(made.tokens.begin(), made.tokens.end() - 1);
+        cues.push_back(one.cue);
+    }
+    if (together) {
+        cues.push_back(context.joint_cue);
+    }
+    return cues;
+}
+
+// A question for each cue, of which the last token is read at least; what answers nothing any more
+// is not read.
+std::vector<question> questions_of(const task_context& context, bool together, bool whole_cue) {
+    std::vector<question> all;
+    for (const auto cue : cues_of(context, together)) {
+        question made;
+        made.read(whole_cue ? cue : cue.last(1));
+        made.together = all.size() == context.probes.size();
+        if (!made.together) {
+            made.read_answer(context.probes[all.size()]);
         }
-        made.tokens.insert(made.tokens.end(), one.answer.begin(), one.answer.end() - 1);
+        for (const probe& one : context.probes) {
+            if (made.together && one.kind == task::needle) {
+                made.read(one.cue);
+                made.read_answer(one);
+            }
+        }
+        made.tokens.pop_back();
         all.push_back(std::move(made));
     }
     return all;
@@ -35,10 +71,12 @@ std::vector<question> questions_of(const task_context& context, bool whole_cue) 
 class context_reader {
   public:
     context_reader(const generate::llama_model& model, retention_caches& caches,
-                   std::span<const contender> contenders, std::size_t chunk, std::size_t most_rows)
+                   std::span<const contender> contenders, const retention_options& options,
+                   std::size_t most_rows)
         : caches_(caches),
           contenders_(contenders),
-          chunk_(chunk),
+          chunk_(options.chunk),
+          together_(options.together),
           reader_(model, caches.all(), most_rows),
           scores_(contenders.size()) {}
 
@@ -83,14 +121,13 @@ class context_reader {
 
     outcome<nothing> ask_unseen(const task_context& context, const family& members,
                                 std::uint64_t seed) {
-        const auto questions = questions_of(context, true);
+        const auto questions = questions_of(context, together_, true);
         for (std::size_t i = 0; i < contenders_.size(); ++i) {
             const auto left = compress(contenders_[i], context, members, seed);
             if (!left) {
                 return left.failure();
             }
-            const auto forks =
-                caches_.all()[left->cache].fork(left->sequence, context.probes.size());
+            const auto forks = caches_.all()[left->cache].fork(left->sequence, questions.size());
             if (!forks) {
                 return forks.failure();
             }
@@ -98,7 +135,8 @@ class context_reader {
             for (const kv_seq fork : *forks) {
                 asked.push_back({left->cache, fork});
             }
-            if (auto done = ask(asked, questions, scores_[i].unseen); !done) {
+            if (auto done = ask(asked, questions, scores_[i].unseen, scores_[i].unseen_together);
+                !done) {
                 return done;
             }
             if (auto done = caches_.release(*left); !done) {
@@ -111,20 +149,19 @@ class context_reader {
     outcome<nothing> ask_seen(const task_context& context, const family& members,
                               std::uint64_t seed) {
         std::vector<family> with_questions;
-        for (const probe& one : context.probes) {
+        for (const auto cue : cues_of(context, together_)) {
             auto members_here = caches_.fork(members);
             if (!members_here) {
                 return members_here.failure();
             }
-            const auto seen = std::span(one.cue).first(one.cue.size() - 1);
             if (auto done = read_in_chunks(reader_, members_here->full(), members_here->others(),
-                                           seen, chunk_);
+                                           cue.first(cue.size() - 1), chunk_);
                 !done) {
                 return done;
             }
             with_questions.push_back(std::move(*members_here));
         }
-        const auto questions = questions_of(context, false);
+        const auto questions = questions_of(context, together_, false);
         for (std::size_t i = 0; i < contenders_.size(); ++i) {
             std::vector<cached_sequence> asked;
             for (const family& one : with_questions) {
@@ -134,7 +171,8 @@ class context_reader {
                 }
                 asked.push_back(*left);
             }
-            if (auto done = ask(asked, questions, scores_[i].seen); !done) {
+            if (auto done = ask(asked, questions, scores_[i].seen, scores_[i].seen_together);
+                !done) {
                 return done;
             }
         }
@@ -148,31 +186,23 @@ class context_reader {
 
     // Reads each question on its sequence, which is released.
     outcome<nothing> ask(std::span<const cached_sequence> sequences,
-                         std::span<const question> questions, task_answers& answers) {
+                         std::span<const question> questions, task_answers& alone,
+                         task_answers& together) {
         std::vector<batch_item> items;
         for (std::size_t i = 0; i < questions.size(); ++i) {
-            const std::size_t rows = questions[i].tokens.size();
-            items.push_back({sequences[i],
-                             {},
-                             questions[i].tokens,
-                             rows - questions[i].asked->answer.size(),
-                             rows});
+            const question& one = questions[i];
+            items.push_back(
+                {sequences[i], {}, one.tokens, one.answers.front().first, one.tokens.size()});
         }
-        const std::size_t vocabulary = reader_.vocabulary();
         auto done = read_all(reader_, items,
                              [&](std::size_t first, std::size_t count,
                                  std::span<const float> logits) -> outcome<nothing> {
                                  for (const question& one : questions.subspan(first, count)) {
-                                     std::vector<token_id> likeliest;
-                                     for (std::size_t k = 0; k < one.asked->answer.size(); ++k) {
-                                         const auto row = logits.first(vocabulary);
-                                         likeliest.push_back(generate::greedy_token(row));
-                                         answers.loss +=
-                                             log_sum_exp(row) - double{row[one.asked->answer[k]]};
-                                         ++answers.tokens;
-                                         logits = logits.subspan(vocabulary);
-                                     }
-                                     answers.scores.add(*one.asked, likeliest);
+                                     const std::size_t rows =
+                                         one.tokens.size() - one.answers.front().first;
+                                     judge(one, logits.first(rows * reader_.vocabulary()),
+                                           one.together ? together : alone);
+                                     logits = logits.subspan(rows * reader_.vocabulary());
                                  }
                                  return nothing{};
                              });
@@ -187,9 +217,26 @@ class context_reader {
         return nothing{};
     }
 
+    // `logits` are of the rows from the first answer's on.
+    void judge(const question& one, std::span<const float> logits, task_answers& answers) const {
+        const std::size_t vocabulary = reader_.vocabulary();
+        for (const asked_answer& answer : one.answers) {
+            std::vector<token_id> likeliest;
+            for (std::size_t k = 0; k < answer.asked->answer.size(); ++k) {
+                const std::size_t row = answer.first - one.answers.front().first + k;
+                const auto told = logits.subspan(row * vocabulary, vocabulary);
+                likeliest.push_back(generate::greedy_token(told));
+                answers.loss += log_sum_exp(told) - double{told[answer.asked->answer[k]]};
+                ++answers.tokens;
+            }
+            answers.scores.add(*answer.asked, likeliest);
+        }
+    }
+
     retention_caches& caches_;
     std::span<const contender> contenders_;
     std::size_t chunk_;
+    bool together_;
     batch_reader reader_;
     std::vector<retained_tasks> scores_;
 };
@@ -209,9 +256,14 @@ outcome<std::vector<retained_tasks>> run_tasks(const generate::llama_model& mode
             if (one.cue.empty() || one.answer.empty()) {
                 return error{"a task asks without a word, or for none"};
             }
-            longest = std::max(longest, one.cue.size() + one.answer.size());
         }
-        most_probes = std::max(most_probes, context.probes.size());
+        if (options.together && context.joint_cue.empty()) {
+            return error{"a task asks for all needles without a word"};
+        }
+        for (const question& one : questions_of(context, options.together, true)) {
+            longest = std::max(longest, one.tokens.size() + 1);
+        }
+        most_probes = std::max(most_probes, cues_of(context, options.together).size());
         room.tokens = std::max(room.tokens, context.tokens.size() + longest);
         room.rows = std::max({room.rows, longest, std::size_t{512}, std::size_t{options.chunk}});
     }
@@ -225,7 +277,7 @@ outcome<std::vector<retained_tasks>> run_tasks(const generate::llama_model& mode
         return caches.failure();
     }
     generate::set_matrix_threads(static_cast<int>(options.threads));
-    context_reader reader(model, *caches, contenders, options.chunk, room.rows);
+    context_reader reader(model, *caches, contenders, options, room.rows);
     for (std::size_t i = 0; i < contexts.size(); ++i) {
         if (auto done = reader.read(contexts[i], 1 + i); !done) {
             return done.failure();

@@ -3,7 +3,8 @@
 // A context is read whole, then compressed to the budget, once. With the question unseen, that
 // comes before it: whatever may be asked must have stayed. With the question seen, all of it but
 // its last token has been read with the context, which observed attention profits from. Every token
-// of an answer is told from what was left.
+// of an answer is told from what was left. Needles may be asked for together, too: all names first,
+// then each needle's beginning, behind the right answers to those before.
 #pragma once
 
 #include <functional>
@@ -28,6 +29,8 @@ struct task_answers {
 struct retained_tasks {
     task_answers unseen;
     task_answers seen;
+    task_answers unseen_together;  // needles alone
+    task_answers seen_together;
 };
 
 // Called after each context.

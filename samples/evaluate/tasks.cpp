@@ -121,6 +121,10 @@ outcome<task_context> make_context(const tokenizer& words, std::string_view text
         append(context.tokens, encode(words, line));
         offset += line.size();
     }
+    const auto asked = std::span(people).first(placed);
+    context.joint_cue =
+        encode(words, fmt::format("Remember the secret numbers of {} and {}.\n",
+                                  fmt::join(asked.first(placed - 1), ", "), asked.back()));
     return context;
 }
 

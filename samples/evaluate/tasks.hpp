@@ -36,6 +36,9 @@ struct probe {
 struct task_context {
     std::vector<generate::token_id> tokens;
     std::vector<probe> probes;
+    // Asks for the numbers of all names at once: what is read behind the context before the cues of
+    // the needles and their answers, one after the other.
+    std::vector<generate::token_id> joint_cue;
 };
 
 // About `length` tokens of text, taken from its lines beginning with the one at or behind byte

@@ -2,6 +2,7 @@
 #include <doctest/doctest.h>
 
 #include <algorithm>
+#include <cstring>
 #include <set>
 #include <sstream>
 
@@ -81,6 +82,15 @@ TEST_CASE("tasks: every depth has a needle and a list, and they lie there") {
         const auto wanted = 40 * std::size_t{evaluate::depths[one.depth]};
         CHECK(at >= wanted);
         CHECK(at < wanted + 50 + 70);
+    }
+    const std::string joint = decoded(made.joint_cue);
+    CHECK(joint.starts_with("Remember the secret numbers of "));
+    for (std::size_t i = 0; i < made.probes.size(); i += 2) {
+        const std::string cue = decoded(made.probes[i].cue);
+        CHECK(joint.find(
+                  cue.substr(std::strlen("Remember the secret number of "),
+                             cue.size() - 1 - std::strlen("Remember the secret number of "))) !=
+              std::string::npos);
     }
     // Around the passages, the text's lines follow each other.
     CHECK(text.starts_with("line 1000 -"));

@@ -296,6 +296,64 @@ TEST_CASE("retention: tasks are answered from what was left of the context") {
     }
 }
 
+TEST_CASE("retention: needles are asked for together behind the right answers to those before") {
+    const auto tokens = some_tokens(140);
+    const auto part = [&](std::size_t first, std::size_t count) {
+        return std::vector<token_id>(tokens.begin() + static_cast<std::ptrdiff_t>(first),
+                                     tokens.begin() + static_cast<std::ptrdiff_t>(first + count));
+    };
+    task_context context;
+    context.tokens = part(0, 80);
+    context.joint_cue = part(115, 6);
+    context.probes = {{task::needle, 0, part(100, 3), {}},
+                      {task::copy, 1, part(103, 2), part(125, 3)},
+                      {task::needle, 2, part(105, 5), {}}};
+    const auto all = contenders("streaming", "25");
+    auto options = options_of("f32", 16);
+    options.together = true;
+    for (const bool seen : {false, true}) {
+        for (const bool evicts : {false, true}) {
+            CAPTURE(seen);
+            CAPTURE(evicts);
+            // What was read before the round: of that, 4 sinks and the last 16 stay.
+            const std::size_t before = 80 + (seen ? context.joint_cue.size() - 1 : 0);
+            auto read = context.tokens;
+            read.insert(read.end(), context.joint_cue.begin(), context.joint_cue.end());
+            for (probe& one : context.probes) {
+                if (one.kind != task::needle) {
+                    continue;
+                }
+                one.answer.clear();
+                read.insert(read.end(), one.cue.begin(), one.cue.end());
+                for (int i = 0; i < 4; ++i) {
+                    const auto logits = dense_logits(
+                        read, model_of_two_heads(), [&](std::size_t query, std::size_t key) {
+                            return !evicts || query < before || key < 4 || key + 16 >= before;
+                        });
+                    one.answer.push_back(
+                        generate::greedy_token(std::span(logits).last(vocabulary)));
+                    read.push_back(one.answer.back());
+                }
+            }
+            auto scores = run_tasks(model_of_two_heads(), {&context, 1}, all, options,
+                                    [](std::size_t, std::size_t) {});
+            REQUIRE_MESSAGE(scores, (scores ? std::string() : scores.message()));
+            const retained_tasks& found =
+                (*scores)[index_of(all, evicts ? "streaming" : "full", 25)];
+            const task_answers& answers = seen ? found.seen_together : found.unseen_together;
+            CHECK(answers.tokens == 8);
+            for (const std::size_t depth : {0, 2}) {
+                CHECK(answers.scores.needle[depth].right == 1);
+                CHECK(answers.scores.needle[depth].all == 1);
+            }
+            CHECK(answers.scores.all_copied().all == 0);
+        }
+    }
+    context.joint_cue.clear();
+    CHECK_FALSE(run_tasks(model_of_two_heads(), {&context, 1}, all, options,
+                          [](std::size_t, std::size_t) {}));
+}
+
 TEST_CASE("retention: the full cache writes what the model does, and streaming what is left") {
     const std::vector<std::vector<token_id>> prompts = {some_tokens(9), some_tokens(30)};
     const auto all = contenders("streaming,tova", "50");
