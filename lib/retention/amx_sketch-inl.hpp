@@ -1,7 +1,6 @@
 // Sizes in random directions by the tile registers of Intel AMX, which take sums of products of
-// bf16. What is stored as f16 is the sum of two bf16 numbers exactly, as a direction's is, and any
-// f32 nearly (2^-18 relative). Three products make one: the fourth, of the two lower parts, is
-// 2^-18 of it at most.
+// bf16. Directions are bf16 numbers; what is stored as f16 is the sum of two exactly, and any f32
+// nearly (2^-18 relative), so two products make one.
 
 // Per-target include guard.
 #if defined(KVRT_RETENTION_AMX_SKETCH_INL_HPP) == defined(HWY_TARGET_TOGGLE)
@@ -33,17 +32,17 @@ namespace {
 constexpr uint32_t amx_rows = 16, amx_words = 16;
 constexpr uint32_t amx_channels = 2 * amx_words;  // of one product
 constexpr uint32_t amx_sets = 2;                  // of up to 16 directions
-constexpr uint32_t amx_parts = 2;                 // upper, lower
+constexpr uint32_t amx_parts = 2;                 // of rows: upper, lower
 constexpr uint32_t amx_blocks = widest_row / amx_channels;
 static_assert(sketch_directions <= amx_sets * amx_rows);
 
 using amx_factor = uint32_t[amx_rows][amx_words];
 
-/// Directions in two parts, of either shape: as left factor [directions][channels], where rows are
+/// Directions in either shape: as left factor [directions][channels], where rows are
 /// dim-major, words of channels 2 w and 2 w + 1; as right factor [channels][directions], words of
 /// channels w and w + 16 in row w. Made when first asked for.
 struct amx_directions {
-    using factors = amx_factor[amx_blocks][amx_sets][amx_parts];
+    using factors = amx_factor[amx_blocks][amx_sets];
 
     const float* sketch;
     uint32_t dim;
@@ -65,11 +64,6 @@ struct amx_directions {
     }
 
   private:
-    /// The bf16 number nearest to a finite one.
-    static uint32_t nearest(float value) {
-        const uint32_t bits = std::bit_cast<uint32_t>(value);
-        return (bits + 0x7fffu + (bits >> 16 & 1)) >> 16;
-    }
     template <bool is_left>
     void fill(factors& to) {
         const uint32_t blocks = dim / amx_channels;
@@ -79,22 +73,18 @@ struct amx_directions {
             const uint32_t word = is_left ? channel / 2 : channel % amx_words;
             const uint32_t shift = 16 * (is_left ? channel % 2 : channel / amx_words);
             for (uint32_t c = 0; c < sketch_directions; ++c) {
-                const float weight = sketch[i * sketch_directions + c];
-                const uint32_t upper = nearest(weight);
-                const uint32_t lower = nearest(weight - std::bit_cast<float>(upper << 16));
-                amx_factor* parts = to[block][c / amx_rows];
+                const uint32_t upper =
+                    std::bit_cast<uint32_t>(sketch[i * sketch_directions + c]) >> 16;
                 const uint32_t direction = c % amx_rows;
                 const uint32_t row = is_left ? direction : word;
                 const uint32_t column = is_left ? word : direction;
-                parts[0][row][column] |= upper << shift;
-                parts[1][row][column] |= lower << shift;
+                to[block][c / amx_rows][row][column] |= upper << shift;
             }
         }
     }
 };
 
-// Registers: of each set of directions the sums of upper parts, and of products with lower ones;
-// then the factors.
+// Registers: of each set of directions the sums; then the factors.
 constexpr int amx_left = 6, amx_right = 7;
 
 HWY_NOINLINE inline void set_sketch_shapes() {
@@ -130,8 +120,8 @@ HWY_INLINE void store_sums(float (&to)[amx_rows][slot_group]) {
                  : "memory");
 }
 
-/// [sets of directions][upper, lower], rows and columns as those of the factors.
-using amx_sums = float[amx_sets][amx_parts][amx_rows][slot_group];
+/// Rows and columns as those of the factors.
+using amx_sums = float[amx_sets][amx_rows][slot_group];
 
 /// Rows of 16 slots, in parts.
 using amx_rows_parts = amx_factor[amx_blocks][amx_parts];
@@ -161,25 +151,18 @@ HWY_INLINE void split_pair(floats first, floats second, uint32_t* upper, uint32_
 /// Multiplies a block of rows, which are the left or the right factor, with its directions.
 template <bool rows_left, bool two_parts>
 HWY_INLINE void multiply_block(const amx_factor (&rows)[amx_parts],
-                               const amx_factor (&sets)[amx_sets][amx_parts]) {
+                               const amx_factor (&sets)[amx_sets]) {
     constexpr int of_rows = rows_left ? amx_left : amx_right;
     constexpr int of_directions = rows_left ? amx_right : amx_left;
-    load_factor<of_rows>(rows[0]);
-    load_factor<of_directions>(sets[0][0]);
-    multiply_factors<0>();
-    load_factor<of_directions>(sets[1][0]);
-    multiply_factors<2>();
-    load_factor<of_directions>(sets[0][1]);
-    multiply_factors<1>();
-    load_factor<of_directions>(sets[1][1]);
-    multiply_factors<3>();
-    if constexpr (two_parts) {
-        load_factor<of_rows>(rows[1]);
-        load_factor<of_directions>(sets[0][0]);
+    const auto multiply = [&](const amx_factor& part) HWY_ATTR {
+        load_factor<of_rows>(part);
+        load_factor<of_directions>(sets[0]);
+        multiply_factors<0>();
+        load_factor<of_directions>(sets[1]);
         multiply_factors<1>();
-        load_factor<of_directions>(sets[1][0]);
-        multiply_factors<3>();
-    }
+    };
+    multiply(rows[0]);
+    if constexpr (two_parts) multiply(rows[1]);
 }
 
 /// Sums of the products of rows and directions. split(block) makes a block of rows: the unit works
@@ -188,72 +171,86 @@ template <bool rows_left, bool two_parts, class callable>
 HWY_INLINE void multiply_rows(const amx_rows_parts& rows, uint32_t blocks,
                               const amx_directions::factors& directions, const callable& split,
                               amx_sums& sums) {
-    asm volatile("tilezero %tmm0\n\ttilezero %tmm1\n\ttilezero %tmm2\n\ttilezero %tmm3");
+    asm volatile("tilezero %tmm0\n\ttilezero %tmm1");
     for (uint32_t block = 0; block < blocks; ++block) {
         split(block);
         if (block == 0) continue;
         multiply_block<rows_left, two_parts>(rows[block - 1], directions[block - 1]);
     }
     multiply_block<rows_left, two_parts>(rows[blocks - 1], directions[blocks - 1]);
-    store_sums<0>(sums[0][0]);
-    store_sums<1>(sums[0][1]);
-    store_sums<2>(sums[1][0]);
-    store_sums<3>(sums[1][1]);
+    store_sums<0>(sums[0]);
+    store_sums<1>(sums[1]);
 }
 
-HWY_INLINE floats joined(const float (&parts)[amx_parts][amx_rows][slot_group], uint32_t row) {
-    const float_tag d;
-    return hn::Add(hn::Load(d, parts[0][row]), hn::Load(d, parts[1][row]));
-}
+// |x G|^2 of the 16 slots of a tile, or of a group in rows; channels are a multiple of 32. Products
+// are asked for first, and squared when those of the next tile are on their way.
+struct amx_squares {
+    amx_directions& directions;
+    uint32_t dim;
+    alignas(64) amx_rows_parts rows = {};
+    alignas(64) amx_sums sums[2] = {};
+    bool of_rows[2] = {};  // what sums are of
+    uint32_t asked = 0;
 
-// |x G|^2 of the 16 slots of a tile. Channels are a multiple of 32.
-template <element type>
-floats amx_squares(const std::byte* tile, amx_directions& directions, uint32_t dim,
-                   tile_prefetch coming) {
-    alignas(64) amx_rows_parts rows;
-    alignas(64) amx_sums sums;
-    const auto split = [&](uint32_t block) HWY_ATTR {
-        for (uint32_t word = 0; word < amx_words; ++word) {
-            coming.advance(2 * slot_group * element_bytes(type));
-            const uint32_t i = block * amx_channels + 2 * word;
-            split_pair<type>(load_lanes<type>(tile, i, 0), load_lanes<type>(tile, i + 1, 0),
-                             rows[block][0][word], rows[block][1][word]);
-        }
-    };
-    multiply_rows<false, type != element::bf16>(rows, dim / amx_channels, directions.as_left(),
-                                                split, sums);
-    floats square = hn::Zero(float_tag());
-    for (uint32_t c = 0; c < sketch_directions; ++c) {
-        const floats sum = joined(sums[c / amx_rows], c % amx_rows);
-        square = hn::MulAdd(sum, sum, square);
+    amx_squares(amx_directions& of, uint32_t channels) : directions(of), dim(channels) {}
+
+    template <element type>
+    void ask(const std::byte* tile, tile_prefetch coming) {
+        const auto split = [&](uint32_t block) HWY_ATTR {
+            for (uint32_t word = 0; word < amx_words; ++word) {
+                coming.advance(2 * slot_group * element_bytes(type));
+                const uint32_t i = block * amx_channels + 2 * word;
+                split_pair<type>(load_lanes<type>(tile, i, 0), load_lanes<type>(tile, i + 1, 0),
+                                 rows[block][0][word], rows[block][1][word]);
+            }
+        };
+        multiply_rows<false, type != element::bf16>(rows, dim / amx_channels, directions.as_left(),
+                                                    split, begin(false));
     }
-    return square;
-}
 
-template <element type>
-floats amx_squares(const row_group<type>& group, amx_directions& directions, uint32_t dim,
-                   tile_prefetch coming) {
-    alignas(64) amx_rows_parts rows;
-    alignas(64) amx_sums sums;
-    const auto split = [&](uint32_t block) HWY_ATTR {
-        for (uint32_t row = 0; row < amx_rows; ++row) {
-            coming.advance(amx_channels * element_bytes(type));
-            const uint32_t i = block * amx_channels;
-            split_pair<type>(group.load(row, i), group.load(row, i + amx_words),
-                             rows[block][0][row], rows[block][1][row]);
-        }
-    };
-    multiply_rows<true, type != element::bf16>(rows, dim / amx_channels, directions.as_right(),
-                                               split, sums);
-    const float_tag d;
-    alignas(64) float squares[slot_group];
-    for (uint32_t row = 0; row < slot_group; ++row) {
-        const floats first = joined(sums[0], row), second = joined(sums[1], row);
-        const floats square = hn::MulAdd(first, first, hn::Mul(second, second));
-        squares[row] = hn::GetLane(hn::SumOfLanes(d, square));
+    template <element type>
+    void ask(const row_group<type>& group, tile_prefetch coming) {
+        const auto split = [&](uint32_t block) HWY_ATTR {
+            for (uint32_t row = 0; row < amx_rows; ++row) {
+                coming.advance(amx_channels * element_bytes(type));
+                const uint32_t i = block * amx_channels;
+                split_pair<type>(group.load(row, i), group.load(row, i + amx_words),
+                                 rows[block][0][row], rows[block][1][row]);
+            }
+        };
+        multiply_rows<true, type != element::bf16>(rows, dim / amx_channels, directions.as_right(),
+                                                   split, begin(true));
     }
-    return hn::Load(d, squares);
-}
+
+    // Of the tile asked for `before` tiles before the last one: 0 or 1.
+    floats answer(uint32_t before) const {
+        const float_tag d;
+        const uint32_t which = (asked - 1 - before) % 2;
+        const amx_sums& found = sums[which];
+        floats square = hn::Zero(d);
+        if (!of_rows[which]) {
+            for (uint32_t c = 0; c < sketch_directions; ++c) {
+                const floats sum = hn::Load(d, found[c / amx_rows][c % amx_rows]);
+                square = hn::MulAdd(sum, sum, square);
+            }
+            return square;
+        }
+        alignas(64) float squares[slot_group];
+        for (uint32_t row = 0; row < slot_group; ++row) {
+            const floats first = hn::Load(d, found[0][row]), second = hn::Load(d, found[1][row]);
+            const floats both = hn::MulAdd(first, first, hn::Mul(second, second));
+            squares[row] = hn::GetLane(hn::SumOfLanes(d, both));
+        }
+        return hn::Load(d, squares);
+    }
+
+  private:
+    amx_sums& begin(bool as_rows) {
+        const uint32_t which = asked++ % 2;
+        of_rows[which] = as_rows;
+        return sums[which];
+    }
+};
 
 }  // namespace
 }  // namespace HWY_NAMESPACE

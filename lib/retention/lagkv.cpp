@@ -10,6 +10,7 @@
 #include <algorithm>
 #include <cmath>
 #include <limits>
+#include <utility>
 
 #include "attention/softmax-inl.hpp"
 #include "retention/extremes-inl.hpp"
@@ -46,7 +47,7 @@ struct deviation_kernel {
 
     template <element type>
     void rows(const row_group<type>& group, uint32_t slot, uint32_t slots,
-              tile_prefetch& coming) const {
+              tile_prefetch coming) const {
         const float_tag d;
         for (uint32_t row = HWY_MAX(part.first, slot) - slot; row < slots; ++row) {
             floats sums = hn::Zero(d), others = sums, squares = sums, more_squares = sums;
@@ -68,7 +69,7 @@ struct deviation_kernel {
     }
 
     template <element type>
-    void tile(const std::byte* tile, uint32_t slot, uint32_t slots, tile_prefetch& coming) const {
+    void tile(const std::byte* tile, uint32_t slot, uint32_t slots, tile_prefetch coming) const {
         const float_tag d;
         const floats share = hn::Set(d, 1.0f / static_cast<float>(dim));
         const floats freedom = hn::Set(d, 1.0f / static_cast<float>(dim - 1));
@@ -127,14 +128,22 @@ struct part_kernel {
     template <element type>
     void rows(const row_group<type>& group, uint32_t slot, uint32_t slots,
               tile_prefetch coming) const {
-        if (measures) deviations.rows(group, slot, slots, coming);
-        if (finds) extremes.rows(group, slot, slots, coming);
+        const auto [first, second] = shared(coming);
+        if (measures) deviations.rows(group, slot, slots, first);
+        if (finds) extremes.rows(group, slot, slots, second);
     }
 
     template <element type>
     void tile(const std::byte* tile, uint32_t slot, uint32_t slots, tile_prefetch coming) const {
-        if (measures) deviations.template tile<type>(tile, slot, slots, coming);
-        if (finds) extremes.template tile<type>(tile, slot, slots, coming);
+        const auto [first, second] = shared(coming);
+        if (measures) deviations.template tile<type>(tile, slot, slots, first);
+        if (finds) extremes.template tile<type>(tile, slot, slots, second);
+    }
+
+  private:
+    HWY_INLINE std::pair<tile_prefetch, tile_prefetch> shared(const tile_prefetch& coming) const {
+        if (!measures || !finds) return {coming, coming};
+        return coming.halves();
     }
 };
 

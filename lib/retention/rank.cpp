@@ -13,6 +13,9 @@ constexpr uint32_t digits = 1u << digit_bits;
 /// Up to so many looks at a score, repeated scans beat clearing histograms.
 constexpr uint64_t few_looks = 4096;
 
+/// Keys that are set aside, on the stack.
+constexpr uint32_t few_keys = 8192;
+
 /// Key by key from the highest.
 rank_bound find_by_scanning(const float* scores, const slot_ranges& candidates, uint32_t wanted) {
     rank_bound found{0xffffffffu, wanted};
@@ -39,28 +42,44 @@ rank_bound find_rank(const float* scores, const slot_ranges& candidates, uint32_
     if (uint64_t{wanted} * candidates.slots() <= few_looks) {
         return find_by_scanning(scores, candidates, wanted);
     }
-    // Digit by digit from the top: a histogram of the keys that share the digits found so far.
+    // Digit by digit from the top: a histogram of the keys that share the digits found so far,
+    // which are set aside as soon as they are few.
     rank_bound found{0, wanted};
     uint32_t known = 0;  // mask of the digits found
+    uint32_t aside[few_keys + 1];
+    uint32_t count = 0;
+    bool is_aside = false;
+    const auto for_each_key = [&](const auto& body) {
+        for (uint32_t i = 0; is_aside && i < count; ++i) body(aside[i], i);
+        if (is_aside) return;
+        for (const slot_range& range : candidates) {
+            for (uint32_t slot = range.first; slot < range.end; ++slot) {
+                body(score_order(scores[slot]), slot);
+            }
+        }
+    };
     for (int shift = 32 - int{digit_bits}; known != 0xffffffffu; shift -= int{digit_bits}) {
         const uint32_t low = static_cast<uint32_t>(std::max(shift, 0));
         const uint32_t digit_mask = ~known >> low << low;
         uint32_t histogram[2][digits] = {};  // two, since neighbours share digits
-        for (const slot_range& range : candidates) {
-            for (uint32_t slot = range.first; slot < range.end; ++slot) {
-                const uint32_t key = score_order(scores[slot]);
-                const uint32_t same = (key & known) == found.key ? 1 : 0;
-                histogram[slot % 2][(key & digit_mask) >> low] += same;
-            }
-        }
-        uint32_t digit = digit_mask >> low;
+        for_each_key([&](uint32_t key, uint32_t place) {
+            const uint32_t same = (key & known) == found.key ? 1 : 0;
+            histogram[place % 2][(key & digit_mask) >> low] += same;
+        });
+        uint32_t digit = digit_mask >> low, here = 0;
         for (;; --digit) {
-            const uint32_t here = histogram[0][digit] + histogram[1][digit];
+            here = histogram[0][digit] + histogram[1][digit];
             if (here >= found.of_equals) break;
             found.of_equals -= here;
         }
         found.key |= digit << low;
         known |= digit_mask;
+        if (is_aside || here > few_keys || known == 0xffffffffu) continue;
+        for_each_key([&](uint32_t key, uint32_t) {
+            aside[count] = key;
+            count += (key & known) == found.key ? 1 : 0;
+        });
+        is_aside = true;
     }
     return found;
 }

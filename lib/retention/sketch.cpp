@@ -69,26 +69,53 @@ struct sketch_kernel {
 };
 
 #if HWY_TARGET == HWY_AVX3
+// Where the answers of tiles go.
+template <bool multiply>
+struct amx_sketch {
+    amx_squares squares;
+    float* out;
+    uint32_t slot = 0, slots = 0;  // of the last one asked for
+
+    void put(uint32_t before) {
+        put_squares<multiply>(squares.answer(before), 0, slots, out + slot);
+    }
+    void asked(uint32_t first, uint32_t count) {
+        if (slots != 0) put(1);
+        slot = first;
+        slots = count;
+    }
+    void finish() {
+        if (slots != 0) put(0);
+    }
+};
+
 template <bool multiply>
 struct amx_sketch_kernel {
-    uint32_t dim;
-    amx_directions& directions;
-    float* out;
+    amx_sketch<multiply>& sketch;
 
     static constexpr bool takes_rows = true;
 
     template <element type>
     void rows(const row_group<type>& group, uint32_t slot, uint32_t slots,
               tile_prefetch coming) const {
-        put_squares<multiply>(amx_squares(group, directions, dim, coming), 0, slots, out + slot);
+        sketch.squares.ask(group, coming);
+        sketch.asked(slot, slots);
     }
 
     template <element type>
     void tile(const std::byte* tile, uint32_t slot, uint32_t slots, tile_prefetch coming) const {
-        put_squares<multiply>(amx_squares<type>(tile, directions, dim, coming), 0, slots,
-                              out + slot);
+        sketch.squares.template ask<type>(tile, coming);
+        sketch.asked(slot, slots);
     }
 };
+
+template <bool multiply>
+void score_one_by_amx(operand_role role, const stored_rows& rows, uint32_t dim, uint32_t first_slot,
+                      uint32_t end_slot, amx_directions& directions, float* scores) {
+    amx_sketch<multiply> sketch{amx_squares(directions, dim), scores};
+    visit_tiles(role, rows, first_slot, end_slot, amx_sketch_kernel<multiply>{sketch});
+    sketch.finish();
+}
 
 bool amx_takes(const stored_rows& rows) {
     return rows.key_dim() % amx_channels == 0 && rows.value_dim() % amx_channels == 0 &&
@@ -99,10 +126,10 @@ void score_both_by_amx(const stored_rows& rows, uint32_t first_slot, uint32_t en
                        const float* sketch, float* scores) {
     amx_directions directions(sketch, HWY_MAX(rows.key_dim(), rows.value_dim()));
     set_sketch_shapes();
-    visit_tiles(operand_role::keys, rows, first_slot, end_slot,
-                amx_sketch_kernel<false>{rows.key_dim(), directions, scores});
-    visit_tiles(operand_role::values, rows, first_slot, end_slot,
-                amx_sketch_kernel<true>{rows.value_dim(), directions, scores});
+    score_one_by_amx<false>(operand_role::keys, rows, rows.key_dim(), first_slot, end_slot,
+                            directions, scores);
+    score_one_by_amx<true>(operand_role::values, rows, rows.value_dim(), first_slot, end_slot,
+                           directions, scores);
     release_sketch_shapes();
 }
 #endif
@@ -130,16 +157,10 @@ HWY_EXPORT(score_both);
 
 namespace {
 
-/// The bf16 number nearest to a finite one.
-float nearest_bf16(float value) {
-    const uint32_t bits = std::bit_cast<uint32_t>(value);
+/// The bf16 number nearest to a finite one: matrix units take it as it is.
+float nearest_bf16(double value) {
+    const uint32_t bits = std::bit_cast<uint32_t>(static_cast<float>(value));
     return std::bit_cast<float>((bits + 0x7fffu + (bits >> 16 & 1)) & 0xffff0000u);
-}
-
-/// The nearest sum of two bf16 numbers, 2^-17 away at most: matrix units take it as it is.
-float in_two_parts(double value) {
-    const float upper = nearest_bf16(static_cast<float>(value));
-    return upper + nearest_bf16(static_cast<float>(value - double{upper}));
 }
 
 }  // namespace
@@ -153,8 +174,8 @@ void draw_sketch(const random_key& key, uint32_t dim, float* sketch) {
         const double angle_draw = static_cast<double>(bits & 0xffffffffu) * 0x1p-32;
         const double radius = std::sqrt(-2.0 * std::log(radius_draw) / sketch_directions);
         const double angle = 2.0 * std::numbers::pi * angle_draw;
-        sketch[i] = in_two_parts(radius * std::cos(angle));
-        sketch[i + 1] = in_two_parts(radius * std::sin(angle));
+        sketch[i] = nearest_bf16(radius * std::cos(angle));
+        sketch[i + 1] = nearest_bf16(radius * std::sin(angle));
     }
 }
 

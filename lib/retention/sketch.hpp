@@ -12,7 +12,7 @@ inline constexpr uint32_t sketch_directions = 20;
 /// Floats of G for rows of that many channels.
 inline uint64_t sketch_count(uint32_t dim) { return uint64_t{dim} * sketch_directions; }
 
-/// G [dim][sketch_directions], a pure function of key and element, of 16 significant bits: G for
+/// G [dim][sketch_directions], a pure function of key and element, of 8 significant bits: G for
 /// fewer channels is the front of G for more. With keys and values of one dimension, one G serves
 /// both.
 void draw_sketch(const random_key& key, uint32_t dim, float* sketch);

@@ -17,6 +17,7 @@
 #include <hwy/highway.h>
 
 #include <type_traits>
+#include <utility>
 
 #include "format/rotation.hpp"
 #include "format/rows.hpp"
@@ -59,15 +60,25 @@ struct tile_source {
     }
 };
 
-// `bytes` of a tile that will be read soon, a little at a time.
+// Bytes of a tile that will be read soon, as many as `advance` is told of what is read now, or half
+// as many: lines asked for all at once would take the places that other misses need.
 struct tile_prefetch {
     const std::byte* next = nullptr;
     const std::byte* end = nullptr;
+    bool by_halves = false;
+    uint32_t told = 0;
 
     HWY_INLINE void advance(uint32_t bytes) {
-        for (uint32_t done = 0; done < bytes && next < end; done += 64, next += 64) {
+        told += bytes;
+        const uint32_t line = by_halves ? 128 : 64;
+        for (; told >= line && next < end; told -= line, next += 64) {
             __builtin_prefetch(next, 0, 2);
         }
+    }
+    /// For two passes over what is read now, one after the other.
+    std::pair<tile_prefetch, tile_prefetch> halves() const {
+        const std::byte* middle = next + (end - next) / 128 * 64;
+        return {{next, middle, true}, {middle, end, true}};
     }
 };
 
