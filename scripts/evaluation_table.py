@@ -40,12 +40,12 @@ def main():
     page, table, report = map(pathlib.Path, sys.argv[1:4])
     begin = f"<!-- table: make {sys.argv[4]} -->"
     text = page.read_text(encoding="utf-8")
-    if text.count(begin) != 1 or text.count(END) != 1 or text.index(END) < text.index(begin):
-        sys.exit(f"{page} must have one line '{begin}' and, behind it, one line '{END}'")
+    if text.count(begin) != 1 or END not in text.split(begin)[1]:
+        sys.exit(f"{page} must have one line '{begin}' and, behind it, a line '{END}'")
     done = json.loads(report.read_text(encoding="utf-8"))
     reach = retention_reach(done) if "contenders" in done else formats_reach(done)
     before, rest = text.split(begin)
-    after = rest.split(END)[1]
+    after = rest.split(END, 1)[1]
     content = table.read_text(encoding="utf-8").strip()
     page.write_text(f"{before}{begin}\n{reach}.\n\n{content}\n{END}{after}", encoding="utf-8")
 
