@@ -84,8 +84,12 @@ struct amx_directions {
     }
 };
 
-// Registers: of each set of directions the sums; then the factors.
-constexpr int amx_left = 6, amx_right = 7;
+// Registers: of both sets of directions the sums, where rows are the left factor and where
+// directions are; then the factors. The second set has few directions, and registers of so few rows
+// where these are the left factor: beside a right factor that stays, a product takes less time
+// then.
+constexpr int amx_second_left = 5, amx_left = 6, amx_right = 7;
+constexpr uint32_t amx_second_rows = sketch_directions - amx_rows;
 
 HWY_NOINLINE inline void set_sketch_shapes() {
     struct {
@@ -98,6 +102,7 @@ HWY_NOINLINE inline void set_sketch_shapes() {
         shapes.row_bytes[tile] = amx_words * sizeof(uint32_t);
         shapes.rows[tile] = amx_rows;
     }
+    shapes.rows[3] = shapes.rows[amx_second_left] = amx_second_rows;
     asm volatile("ldtilecfg %0" ::"m"(shapes) : "memory");
 }
 HWY_NOINLINE inline void release_sketch_shapes() { asm volatile("tilerelease"); }
@@ -108,10 +113,13 @@ HWY_INLINE void load_factor(const amx_factor& from) {
                  "r"(std::size_t{sizeof from[0]})
                  : "memory");
 }
-template <int sums>
+template <int sums, int left>
 HWY_INLINE void multiply_factors() {
-    asm volatile("tdpbf16ps %%tmm%c2, %%tmm%c1, %%tmm%c0" ::"i"(sums), "i"(amx_left),
-                 "i"(amx_right));
+    asm volatile("tdpbf16ps %%tmm%c2, %%tmm%c1, %%tmm%c0" ::"i"(sums), "i"(left), "i"(amx_right));
+}
+template <int tile>
+HWY_INLINE void zero_sums() {
+    asm volatile("tilezero %%tmm%c0" ::"i"(tile));
 }
 template <int tile>
 HWY_INLINE void store_sums(float (&to)[amx_rows][slot_group]) {
@@ -152,14 +160,20 @@ HWY_INLINE void split_pair(floats first, floats second, uint32_t* upper, uint32_
 template <bool rows_left, bool two_parts>
 HWY_INLINE void multiply_block(const amx_factor (&rows)[amx_parts],
                                const amx_factor (&sets)[amx_sets]) {
-    constexpr int of_rows = rows_left ? amx_left : amx_right;
-    constexpr int of_directions = rows_left ? amx_right : amx_left;
     const auto multiply = [&](const amx_factor& part) HWY_ATTR {
-        load_factor<of_rows>(part);
-        load_factor<of_directions>(sets[0]);
-        multiply_factors<0>();
-        load_factor<of_directions>(sets[1]);
-        multiply_factors<1>();
+        if constexpr (rows_left) {
+            load_factor<amx_left>(part);
+            load_factor<amx_right>(sets[0]);
+            multiply_factors<0, amx_left>();
+            load_factor<amx_right>(sets[1]);
+            multiply_factors<1, amx_left>();
+        } else {
+            load_factor<amx_right>(part);
+            load_factor<amx_left>(sets[0]);
+            multiply_factors<2, amx_left>();
+            load_factor<amx_second_left>(sets[1]);
+            multiply_factors<3, amx_second_left>();
+        }
     };
     multiply(rows[0]);
     if constexpr (two_parts) multiply(rows[1]);
@@ -171,15 +185,17 @@ template <bool rows_left, bool two_parts, class callable>
 HWY_INLINE void multiply_rows(const amx_rows_parts& rows, uint32_t blocks,
                               const amx_directions::factors& directions, const callable& split,
                               amx_sums& sums) {
-    asm volatile("tilezero %tmm0\n\ttilezero %tmm1");
+    constexpr int first_sums = rows_left ? 0 : 2;
+    zero_sums<first_sums>();
+    zero_sums<first_sums + 1>();
     for (uint32_t block = 0; block < blocks; ++block) {
         split(block);
         if (block == 0) continue;
         multiply_block<rows_left, two_parts>(rows[block - 1], directions[block - 1]);
     }
     multiply_block<rows_left, two_parts>(rows[blocks - 1], directions[blocks - 1]);
-    store_sums<0>(sums[0]);
-    store_sums<1>(sums[1]);
+    store_sums<first_sums>(sums[0]);
+    store_sums<first_sums + 1>(sums[1]);
 }
 
 // |x G|^2 of the 16 slots of a tile, or of a group in rows; channels are a multiple of 32. Products
