@@ -116,6 +116,25 @@ TEST_CASE("the best candidates stay, ties by the lowest slot, NaN last") {
     }
 }
 
+TEST_CASE("selection among more scores of like size than are set aside, and as many") {
+    std::mt19937 random(5);
+    for (const uint32_t slots : {8191u, 8192u, 8193u, 20000u}) {
+        CAPTURE(slots);
+        const slot_ranges all = ranges_of({{0, slots}});
+        // All equal; alike but for the last bits; alike but for the middle ones.
+        check_selection(std::vector<float>(slots, 0.75f), all);
+        for (const uint32_t mask : {0x3ffu, 0x1ffc00u}) {
+            std::vector<float> scores(slots);
+            for (float& score : scores) {
+                const uint32_t bits = static_cast<uint32_t>(random()) & mask;
+                score = std::bit_cast<float>(std::bit_cast<uint32_t>(1.0f) | bits);
+            }
+            check_selection(scores, all);
+            check_selection(scores, ranges_of({{3, 4000}, {4100, slots - 1}}));
+        }
+    }
+}
+
 TEST_CASE("guards hold the prompt, sinks, the recent window and pinned ranges") {
     // 100 consecutive tokens, positions 0 to 99.
     slot_positions positions;
