@@ -37,9 +37,11 @@ current_context::current_context(device_context& device) : device_(device) {
     const driver_result result = device.calls().context_push(device.handle());
     pushed_ = result == success;
     if (!pushed_ && state_ == KV_OK) state_ = device.check(result, "cuCtxPushCurrent");
+    (void)device.calls().exchange_capture_mode(&capture_mode_);
 }
 
 current_context::~current_context() {
+    (void)device_.calls().exchange_capture_mode(&capture_mode_);
     context_handle popped = nullptr;
     if (pushed_) (void)device_.calls().context_pop(&popped);
 }

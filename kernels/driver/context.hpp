@@ -35,7 +35,8 @@ class device_context {
 };
 
 /// Makes the device's context current while it lives. The caller's comes back afterwards, whichever
-/// it was, or none.
+/// it was, or none. Meanwhile the thread may also make calls that a capture of some other stream
+/// would forbid, asking for an event for one: none of them touches what is captured.
 class current_context {
   public:
     explicit current_context(device_context& device);
@@ -50,6 +51,7 @@ class current_context {
   private:
     device_context& device_;
     bool pushed_ = false;
+    int capture_mode_ = capture_mode_relaxed;  ///< the caller's, once it is exchanged
     status state_ = KV_OK;
 };
 

@@ -61,6 +61,7 @@ inline constexpr int attribute_virtual_memory = 102;
 inline constexpr unsigned int stream_non_blocking = 1;   ///< CU_STREAM_NON_BLOCKING
 inline constexpr unsigned int event_disable_timing = 2;  ///< CU_EVENT_DISABLE_TIMING
 inline constexpr int capture_none = 0;                   ///< CU_STREAM_CAPTURE_STATUS_NONE
+inline constexpr int capture_mode_relaxed = 2;           ///< CU_STREAM_CAPTURE_MODE_RELAXED
 inline constexpr int allocation_pinned = 1;              ///< CU_MEM_ALLOCATION_TYPE_PINNED
 inline constexpr int location_device = 1;                ///< CU_MEM_LOCATION_TYPE_DEVICE
 inline constexpr int access_read_write = 3;              ///< ..._ACCESS_FLAGS_PROT_READWRITE
@@ -124,6 +125,7 @@ struct access_description {
     call(stream_wait_event, cuStreamWaitEvent, \
          (stream_handle stream, event_handle event, unsigned int flags)) \
     call(stream_is_capturing, cuStreamIsCapturing, (stream_handle stream, int* capture_status)) \
+    call(exchange_capture_mode, cuThreadExchangeStreamCaptureMode, (int* mode)) \
     call(event_create, cuEventCreate, (event_handle* event, unsigned int flags)) \
     call(event_destroy, cuEventDestroy_v2, (event_handle event)) \
     call(event_record, cuEventRecord, (event_handle event, stream_handle stream)) \

@@ -97,6 +97,7 @@ static_assert(cuda::attribute_virtual_memory ==
 static_assert(cuda::stream_non_blocking == CU_STREAM_NON_BLOCKING);
 static_assert(cuda::event_disable_timing == CU_EVENT_DISABLE_TIMING);
 static_assert(cuda::capture_none == CU_STREAM_CAPTURE_STATUS_NONE);
+static_assert(cuda::capture_mode_relaxed == CU_STREAM_CAPTURE_MODE_RELAXED);
 static_assert(cuda::allocation_pinned == CU_MEM_ALLOCATION_TYPE_PINNED);
 static_assert(cuda::location_device == CU_MEM_LOCATION_TYPE_DEVICE);
 static_assert(cuda::access_read_write == CU_MEM_ACCESS_FLAGS_PROT_READWRITE);

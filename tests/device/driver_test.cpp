@@ -85,7 +85,9 @@ TEST_CASE("the caller's context is current again after every call") {
             const current_context here(device);
             CHECK(here.state() == KV_OK);
             CHECK(fake.current() == fake.primary());
+            CHECK(fake.capture_mode() == capture_mode_relaxed);
         }
+        CHECK(fake.capture_mode() == 0);
         CHECK(fake.current() == nullptr);
 
         const context_handle own = fake.make_context("the caller's");

@@ -61,7 +61,7 @@ driver_result fake_driver::enter(const char* symbol, bool needs_context, bool un
                                    current() == nullptr ? "none" : current()->name));
     }
     if (fault_ != success) return fault_;
-    if (unsafe_in_capture && any_capturing()) {
+    if (unsafe_in_capture && any_capturing() && capture_mode() != capture_mode_relaxed) {
         return violate(error_capture_unsupported, fmt::format("{} during capture", symbol));
     }
     return success;

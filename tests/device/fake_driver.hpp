@@ -108,6 +108,7 @@ class fake_driver {
     // Graphs: what is enqueued between begin and end is returned instead, to be enqueued by replay.
     void begin_capture(stream_handle stream);
     std::vector<operation> end_capture(stream_handle stream);
+    int capture_mode() const;  ///< of this thread: 0 is the strictest
     void replay(const std::vector<operation>& graph, stream_handle stream);
 
     /// Calls of this symbol fail with `result`, `times` of them, after `skipped` have not.
@@ -168,6 +169,7 @@ class fake_driver {
     context_object primary_{"primary"};
     int primary_retained_ = 0;
     std::map<std::thread::id, std::vector<context_handle>> stacks_;
+    std::map<std::thread::id, int> capture_modes_;
     driver_result fault_ = success;
     std::map<std::string, uint64_t> counts_;
     std::map<std::string, injection> injections_;

@@ -31,6 +31,11 @@ void fake_driver::replay(const std::vector<operation>& graph, stream_handle stre
     for (const operation& node : graph) stream->queue.push_back(node);
 }
 
+int fake_driver::capture_mode() const {
+    const auto found = capture_modes_.find(std::this_thread::get_id());
+    return found == capture_modes_.end() ? 0 : found->second;
+}
+
 bool fake_driver::run_one(stream_handle stream) {
     const std::lock_guard<std::recursive_mutex> guard(lock_);
     if (stream->blocked || stream->queue.empty() || fault_ != success) return false;
@@ -170,6 +175,12 @@ void fake_driver::fill_stream_calls() {
             const driver_result checked = self.check_stream(stream, "cuStreamIsCapturing");
             if (checked == success) *capture_status = stream->capturing ? 1 : capture_none;
             return checked;
+        });
+    };
+    table_.exchange_capture_mode = [](int* mode) {
+        return calls::any("cuThreadExchangeStreamCaptureMode", [&](fake_driver& self) {
+            std::swap(*mode, self.capture_modes_[std::this_thread::get_id()]);
+            return success;
         });
     };
     table_.event_create = [](event_handle* event, unsigned int flags) {
