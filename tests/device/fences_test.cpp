@@ -166,10 +166,18 @@ TEST_CASE("the end waits for what is in flight, and leaves nothing behind") {
     REQUIRE(of.fences->begin(1, of.stream) == KV_OK);
     REQUIRE(of.fences->record(1) == KV_OK);
     REQUIRE(of.fences->begin(2, of.stream) == KV_OK);  // open still
-    CHECK(of.fake.waiting(of.stream) == 1);
+    device_pointer memory = 0;
+    {
+        const current_context here(of.device);
+        REQUIRE(of.fake.table().memory_allocate(&memory, 64) == success);
+        REQUIRE(of.fake.table().fill_bytes(memory, 1, 64, of.stream) == success);
+    }
+    CHECK(of.fake.waiting(of.stream) == 2);
     of.fences.reset();
     CHECK(of.fake.waiting(of.stream) == 0);
     CHECK(of.fake.synchronisations() == 2);
+    CHECK(*of.fake.memory_of<uint8_t>(memory) == 1);
+    CHECK(of.fake.table().memory_free(memory) == success);
     CHECK(of.fake.leaks().size() == 1);  // the context, which the device has
 }
 
