@@ -108,6 +108,7 @@ struct access_description {
     call(primary_release, cuDevicePrimaryCtxRelease_v2, (device_number device)) \
     call(context_push, cuCtxPushCurrent_v2, (context_handle context)) \
     call(context_pop, cuCtxPopCurrent_v2, (context_handle* context)) \
+    call(context_device, cuCtxGetDevice, (device_number* device)) \
     call(memory_allocate, cuMemAlloc_v2, (device_pointer* memory, size_t bytes)) \
     call(memory_free, cuMemFree_v2, (device_pointer memory)) \
     call(host_allocate, cuMemHostAlloc, (void** memory, size_t bytes, unsigned int flags)) \

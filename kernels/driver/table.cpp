@@ -153,9 +153,8 @@ status device_table::spread_lines(staging_ring& ring, stream_handle stream) {
 }
 
 status device_table::launch_spread(staging_ring& ring, stream_handle stream, uint32_t count) {
-    device_pointer table = memory_;
-    device_pointer batch = ring.on_device(0);
-    void* parameters[] = {&table, &batch, &count};
+    spread_parameters call{memory_, ring.on_device(0), count};
+    void* parameters[] = {&call};
     const uint32_t lines_per_block = spread_block_threads / line_words;
     const current_context here(*device_);
     KVRT_TRY(here.state());

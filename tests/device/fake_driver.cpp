@@ -210,6 +210,13 @@ void fake_driver::fill_table() {
             return success;
         });
     };
+    table_.context_device = [](device_number* device) {
+        return calls::any("cuCtxGetDevice", [&](fake_driver& self) {
+            if (self.current() == nullptr) return error_invalid_context;
+            *device = self.current_device;
+            return success;
+        });
+    };
     table_.module_load = [](module_handle* module, const void*) {
         return calls::in_context("cuModuleLoadData", [&](fake_driver& self) {
             *module = &self.modules_.emplace_back();

@@ -93,6 +93,7 @@ class fake_driver {
     // What the host of the library has.
     context_handle primary() { return &primary_; }
     context_handle make_context(const char* name);
+    device_number current_device = 0;  ///< of whatever context is current
     context_handle current() const;
     void set_current(context_handle context);
     stream_handle make_stream();  ///< in the primary context

@@ -33,25 +33,25 @@ struct world {
     std::vector<std::vector<uint32_t>> seen;  ///< by steps' kernels, when they ran
 
     world(uint64_t ring_bytes, uint64_t words, bool with_kernel) {
-        fake.add_kernel("spread_lines", {8, 8, 4}, [this](const kernel_launch& launch) {
-            const uint32_t count = launch.parameter<uint32_t>(2);
-            REQUIRE(launch.grid[0] * launch.block[0] >= count * line_words);
-            const uint64_t head = (count * sizeof(uint32_t) + line_bytes - 1) / line_bytes;
-            const uint32_t* batch = fake.memory_of<uint32_t>(
-                launch.parameter<device_pointer>(1), head * line_words + count * line_words);
-            for (uint32_t i = 0; i < count; ++i) {
-                uint32_t* line = fake.memory_of<uint32_t>(
-                    launch.parameter<device_pointer>(0) + uint64_t{batch[i]} * line_bytes,
-                    line_words);
-                std::copy_n(batch + head * line_words + i * line_words, line_words, line);
-            }
-        });
+        fake.add_kernel(
+            spread_kernel, {sizeof(spread_parameters)}, [this](const kernel_launch& launch) {
+                const spread_parameters call = launch.parameter<spread_parameters>(0);
+                REQUIRE(launch.grid[0] * launch.block[0] >= call.count * line_words);
+                const uint64_t head = (call.count * sizeof(uint32_t) + line_bytes - 1) / line_bytes;
+                const uint32_t* batch = fake.memory_of<uint32_t>(
+                    call.batch, head * line_words + call.count * line_words);
+                for (uint32_t i = 0; i < call.count; ++i) {
+                    uint32_t* line = fake.memory_of<uint32_t>(
+                        call.table + uint64_t{batch[i]} * line_bytes, line_words);
+                    std::copy_n(batch + head * line_words + i * line_words, line_words, line);
+                }
+            });
         REQUIRE(device.open(fake.table(), 0) == KV_OK);
         REQUIRE(ring->create(device, ring_bytes) == KV_OK);
         if (with_kernel) {
             const current_context here(device);
             REQUIRE(fake.table().module_load(&module, "an image") == success);
-            REQUIRE(fake.table().module_function(&spread, module, "spread_lines") == success);
+            REQUIRE(fake.table().module_function(&spread, module, spread_kernel) == success);
         }
         REQUIRE(table->create(device, allocator, words, 0xffffffffu, spread) == KV_OK);
     }
