@@ -36,6 +36,7 @@ class arena_memory final : public device_memory {
 
     /// Device memory that this arena takes now.
     uint64_t mapped_bytes() const { return mapped_bytes_; }
+    device_pointer base() const { return base_; }
     uint64_t page_bytes() const { return page_bytes_; }
 
   private:

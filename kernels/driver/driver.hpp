@@ -177,6 +177,8 @@ struct driver {
 /// The driver of this machine, loaded and initialised at the first call and kept. UNSUPPORTED says
 /// why there is none: no libcuda.so.1, one that is too old, or no device. Threads: safe.
 status load_driver(const driver*& out);
+/// For tests: what load_driver gives from now on; null: the machine's own.
+void replace_driver(const driver* table);
 
 /// Fills a table by asking for each symbol: what load_driver does with libcuda.so.1.
 using find_symbol = void* (*)(void* library, const char* symbol);

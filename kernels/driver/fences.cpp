@@ -48,6 +48,11 @@ fence_ring::entry* fence_ring::find(uint64_t fence) {
     return nullptr;
 }
 
+stream_handle fence_ring::stream_of(uint64_t fence) {
+    const entry* step = find(fence);
+    return step != nullptr ? step->stream : nullptr;
+}
+
 status fence_ring::begin(uint64_t fence, stream_handle stream) {
     const current_context here(*device_);
     KVRT_TRY(here.state());

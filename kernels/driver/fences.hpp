@@ -48,6 +48,9 @@ class fence_ring {
     uint64_t newest() const { return next_order_ - 1; }
     bool passed_all(uint64_t order) const;
 
+    /// Where a step that has begun enqueues; null for others.
+    stream_handle stream_of(uint64_t fence);
+
     uint32_t in_flight() const { return count_; }
 
   private:

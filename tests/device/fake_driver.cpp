@@ -177,9 +177,10 @@ void fake_driver::fill_table() {
             return success;
         });
     };
-    table_.primary_retain = [](context_handle* context, device_number) {
+    table_.primary_retain = [](context_handle* context, device_number device) {
         return calls::any("cuDevicePrimaryCtxRetain", [&](fake_driver& self) {
             ++self.primary_retained_;
+            self.retained_device_ = device;
             *context = &self.primary_;
             return success;
         });

@@ -93,6 +93,7 @@ class fake_driver {
     // What the host of the library has.
     context_handle primary() { return &primary_; }
     context_handle make_context(const char* name);
+    device_number retained_device() const { return retained_device_; }  ///< the last that was
     device_number current_device = 0;  ///< of whatever context is current
     context_handle current() const;
     void set_current(context_handle context);
@@ -169,6 +170,7 @@ class fake_driver {
     mutable std::recursive_mutex lock_;
     context_object primary_{"primary"};
     int primary_retained_ = 0;
+    device_number retained_device_ = 0;
     std::map<std::thread::id, std::vector<context_handle>> stacks_;
     std::map<std::thread::id, int> capture_modes_;
     driver_result fault_ = success;
