@@ -75,6 +75,7 @@ status create_step_context(cache& store, retention_context& retention, step_cont
 
 status step_begin(step_context& context, step& target) {
     fence_clock& fences = context.store->fences;
+    if (context.store->on_device()) KVRT_TRY(context.store->device.poll());
     for (uint32_t place = 0; place < max_open_steps; ++place) {
         if (fences.open[place] != 0) continue;
         target = step{};
@@ -110,6 +111,20 @@ step_item* find_item(step& target, const sequence& owner) {
     if (!owner.in_step || owner.item >= target.item_count) return nullptr;
     step_item& item = target.arrays->items[owner.item];
     return item.owner == &owner ? &item : nullptr;
+}
+
+status step_use_stream(step& target, void* stream) {
+    KVRT_TRY(expect_state(target, step_state::building, "kv_cuda_step_use_stream"));
+    cache& store = *target.context->store;
+    if (!store.on_device()) {
+        return fail(KV_INVALID, "kv_cuda_step_use_stream: the pool is on the CPU");
+    }
+    if (target.has_stream) {
+        return fail(KV_INVALID, "kv_cuda_step_use_stream: the step has a stream already");
+    }
+    KVRT_TRY(store.device.begin_step(target.number, stream));
+    target.has_stream = true;
+    return KV_OK;
 }
 
 status step_append(step& target, sequence& owner, kv_seq handle, uint32_t count,

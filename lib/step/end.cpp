@@ -9,9 +9,10 @@ namespace kvrt {
 
 namespace {
 
-/// Only the host's kernels can still be at work on a step that is undone, and only on exported
-/// tables: without an export nobody waits for a fence, whose number the host never learns.
+/// On the CPU only the host's kernels can still be at work on a step that is undone, and only on
+/// exported tables: without an export nobody waits for a fence, whose number the host never learns.
 uint64_t fence_of_undone(const step& target) {
+    if (target.has_stream) return target.number;
     const host_array<uint8_t>& exported = target.arrays->lane_exported;
     const bool any = std::find(exported.begin(), exported.end(), 1) != exported.end();
     return any ? target.number : 0;
@@ -156,6 +157,9 @@ status step_end(step& target, kv_step_report& report) {
             ? fail(KV_INVALID, "kv_step_end: the step was not reserved, and is cancelled")
             : expect_state(target, step_state::reserved, "kv_step_end");
     if (verdict == KV_OK) verdict = check_written(target);
+    if (verdict == KV_OK && target.has_stream) {
+        verdict = target.context->store->device.end_step(target.number);
+    }
     if (verdict < 0) {
         step_cancel(target);
         return verdict;
@@ -190,6 +194,8 @@ void step_cancel(step& target) {
     if (target.state == step_state::closed) return;
     cache& store = *target.context->store;
     const bool reserved = target.state == step_state::reserved;
+    // Where that fails, its work counts as unfinished for ever, and its blocks stay parked.
+    if (target.has_stream) (void)store.device.end_step(target.number);
     close(target);
     for (uint32_t i = target.item_count; i-- > 0;) {
         sequence& owner = *target.arrays->items[i].owner;

@@ -73,13 +73,16 @@ struct step {
     uint32_t place = 0;   ///< which storage
     uint32_t item_count = 0;
     uint32_t rows = 0;
-    demotion demoted;  ///< when it was reserved
+    bool has_stream = false;  ///< of a pool on a device
+    demotion demoted;         ///< when it was reserved
 };
 
 /// Opens `target`. LIMIT when two are open.
 status step_begin(step_context& context, step& target);
 status step_append(step& target, sequence& owner, kv_seq handle, uint32_t count,
                    kv_append_info* info);
+/// On a device: what the step enqueues goes to this stream. Before reserve.
+status step_use_stream(step& target, void* stream);
 status step_remove(step& target, sequence& owner);
 status step_reserve(step& target, kv_reserve_report& report);
 status check_accept(step& target, const sequence& owner, uint32_t count);

@@ -41,10 +41,11 @@ void compare_with_golden(const std::string& name, const std::string& text) {
 }
 
 std::string header_text() {
-    return read_text(std::string(KVRT_TEST_DIR) + "/../include/kvrt/kvrt.h");
+    const std::string folder = std::string(KVRT_TEST_DIR) + "/../include/kvrt/";
+    return read_text(folder + "kvrt.h") + read_text(folder + "kv_cuda.h");
 }
 
-/// kvrt.h as words and signs, without comments and directives.
+/// The headers as words and signs, without comments and directives.
 std::vector<std::string> header_tokens() {
     const std::string text = header_text();
     const auto in_word = [](char c) {
