@@ -1,6 +1,7 @@
 #include "device/plugin_device.hpp"
 
 #include <dlfcn.h>
+#include <link.h>
 
 #include <cstdlib>
 #include <mutex>
@@ -25,6 +26,18 @@ std::string own_folder() {
     return slash == std::string::npos ? std::string() : path.substr(0, slash + 1);
 }
 
+/// Is this a program that was linked dynamically? The C library of another crashes when it loads
+/// something that was not.
+bool has_dynamic_linker() {
+    const auto asks_for_one = [](dl_phdr_info* object, std::size_t, void*) {
+        for (uint32_t i = 0; i < object->dlpi_phnum; ++i) {
+            if (object->dlpi_phdr[i].p_type == PT_INTERP) return 1;
+        }
+        return 0;
+    };
+    return dl_iterate_phdr(asks_for_one, nullptr) != 0;
+}
+
 /// Null, and why in `reasons`, where nothing can be loaded.
 void* open_library(const std::string& path, std::string& reasons) {
     void* library = dlopen(path.c_str(), RTLD_NOW | RTLD_LOCAL);
@@ -37,6 +50,11 @@ void* open_library(const std::string& path, std::string& reasons) {
 
 /// Never closed: the plugin's threads and the driver's do not survive that.
 status load_plugin(const kvrt_plugin*& out) {
+    if (!has_dynamic_linker()) {
+        return fail(KV_UNSUPPORTED,
+                    "config: device CUDA: this program is linked statically and cannot load {}",
+                    plugin_file);
+    }
     std::string reasons;
     void* library = nullptr;
     const char* chosen = secure_getenv("KVRT_CUDA_PLUGIN");
