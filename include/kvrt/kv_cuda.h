@@ -17,8 +17,10 @@
  * the host's). kv_write, kv_attend, policies, kv_compress, kv_seq_fit_affine, formats that are
  * sealed, demotion, KV_POOL_DEBUG, max_observed_sequences and pressure_percent are UNSUPPORTED.
  *
- * kv_plan answers as for the CPU, and needs no device; its metadata_bytes leave out what the plugin
- * takes itself, some 3 KiB and, in an elastic pool, 24 bytes for each 2 MiB of the arena.
+ * kv_plan answers as for the CPU, and needs no device. Its metadata_bytes leave out the image of
+ * the tables on the device (see kv_cuda_tables), which takes as much there: for each of two steps
+ * and each lane, max_step_sequences rows of max_tokens_per_sequence / block_tokens words of 4
+ * bytes, and max_step_tokens of 8.
  *
  * Once the device has failed, every call that needs it returns KV_DEVICE with the name of the first
  * CUDA error: release the pool. */
@@ -39,6 +41,32 @@ struct CUstream_st;
  * captured, or the default stream; another open step is on another stream), AGAIN (too many steps
  * are in flight), DEVICE. Threads: external. */
 KV_API KV_MUST_CHECK kv_status kv_cuda_step_use_stream(kv_step *step, struct CUstream_st *stream);
+
+/* Tables of a step in device memory, as kv_step_export fills them, for a layer's lane. There are
+ * two sets of them, one for each step that can be open at once; the addresses of a set never
+ * change, so that kernels on them can be captured in a graph, one for each set. kv_step_reserve
+ * enqueues what differs from the step before in the same set, in front of whatever the step's
+ * stream gets next. What items, rows and blocks a step does not have is marked. Constants come from
+ * kv_step_export (with no buffers: once, they stay too). */
+typedef struct kv_cuda_tables {
+    uint32_t struct_size, flags;
+    const void *next;
+    uint32_t kv_head;            /* in: as in kv_tables */
+    uint32_t place;              /* out: which set, 0 or 1 */
+    const int32_t *block_table;  /* [max_step_sequences, block_table_stride]; -1 behind its end */
+    const int64_t *slot_mapping; /* [max_step_tokens]; -1: no row */
+    const int32_t *query_start;  /* [max_step_sequences + 1]; items that are not have no rows */
+    const int32_t *kv_len;       /* [max_step_sequences]; 0: no item */
+    const int32_t *positions;    /* [max_step_tokens] */
+    uint64_t block_table_stride;
+} kv_cuda_tables;
+
+/* From kv_step_reserve until the step's end, for whatever is enqueued on its stream. The layer
+ * counts as exported. kv_step_reserve returns AGAIN also when the device has too many uploads in
+ * flight: nothing has changed then, and once it has caught up the call can be repeated.
+ * Errors: INVALID. Threads: external. */
+KV_API KV_MUST_CHECK kv_status kv_cuda_step_tables(kv_step *step, uint32_t layer,
+                                                   kv_cuda_tables *tables);
 
 /* Bytes of device memory behind the pool's arena now. Elastic pools give theirs back once no step
  * in flight can read them. Errors: INVALID (the pool is on the CPU). Threads: external. */

@@ -4,6 +4,7 @@
 #include <new>
 
 #include "driver/arena.hpp"
+#include "driver/table.hpp"
 
 using namespace kvrt;
 using namespace kvrt::cuda;
@@ -13,6 +14,8 @@ struct kvrt_device {
     host_allocator allocator;
     device_context context;
     arena_memory arena;
+    device_table table;
+    staging_ring staging;
     fence_ring fences;
 
     explicit kvrt_device(const kvrt_device_options& options)
@@ -92,7 +95,22 @@ kv_status copy(kvrt_device* device, uint64_t step, uint64_t target, uint64_t sou
                                  "cuMemcpyDtoDAsync");
 }
 
-const kvrt_plugin table = {
+kv_status create_table(kvrt_device* device, uint64_t words, uint64_t staging_bytes,
+                       void** out_address) {
+    KVRT_TRY(device->staging.create(device->context, staging_bytes));
+    // Without the kernel, every run of lines is a copy.
+    KVRT_TRY(device->table.create(device->context, device->allocator, words, 0xffffffffu, nullptr));
+    *out_address = reinterpret_cast<void*>(device->table.address());
+    return KV_OK;
+}
+
+kv_status upload_table(kvrt_device* device, uint64_t step) {
+    const stream_handle stream = device->fences.stream_of(step);
+    if (stream == nullptr) return fail(KV_INTERNAL, "step {} has no stream", step);
+    return device->table.upload(device->staging, stream);
+}
+
+const kvrt_plugin plugin = {
     .struct_size = sizeof(kvrt_plugin),
     .version = KVRT_PLUGIN_VERSION,
     .last_message = []() -> const char* { return message_buffer(); },
@@ -114,10 +132,14 @@ const kvrt_plugin table = {
         return device->fences.passed(step) ? 1 : 0;
     },
     .copy = copy,
+    .create_table = create_table,
+    .write_table = [](kvrt_device* device, uint64_t first, const uint32_t* words,
+                      uint64_t count) { device->table.write(first, words, count); },
+    .upload_table = upload_table,
 };
 
 }  // namespace
 
 extern "C" __attribute__((visibility("default"))) const kvrt_plugin* kvrt_cuda_plugin(void) {
-    return &table;
+    return &plugin;
 }

@@ -61,6 +61,15 @@ typedef struct kvrt_plugin {
     /* Enqueued for an open step. */
     kv_status (*copy)(kvrt_device* device, uint64_t step, uint64_t target, uint64_t source,
                       uint64_t bytes);
+
+    /* An array of 32-bit words at an address that stays, all -1, with an image on the host: once
+     * per device. write changes the image; upload enqueues for an open step what differs from the
+     * last upload. AGAIN: there is no room for all of it in `staging_bytes` of pinned memory until
+     * the device has read what is on its way; a later call goes on from there. */
+    kv_status (*create_table)(kvrt_device* device, uint64_t words, uint64_t staging_bytes,
+                              void** out_address);
+    void (*write_table)(kvrt_device* device, uint64_t first, const uint32_t* words, uint64_t count);
+    kv_status (*upload_table)(kvrt_device* device, uint64_t step);
 } kvrt_plugin;
 
 /* The symbol: a function that returns the table. */

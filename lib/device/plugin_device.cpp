@@ -163,4 +163,16 @@ status plugin_device::copy(uint64_t step, uint64_t target, uint64_t source, uint
     return told(plugin_->copy(device_, step, target, source, bytes));
 }
 
+status plugin_device::create_table(uint64_t words, uint64_t staging_bytes,
+                                   std::byte** out_address) {
+    void* address = nullptr;
+    KVRT_TRY(told(plugin_->create_table(device_, words, staging_bytes, &address)));
+    *out_address = static_cast<std::byte*>(address);
+    return KV_OK;
+}
+
+status plugin_device::upload_table(uint64_t step) {
+    return told(plugin_->upload_table(device_, step));
+}
+
 }  // namespace kvrt

@@ -43,6 +43,12 @@ class plugin_device final : public device_memory, public step_clock {
     bool passed(uint64_t step) const override;
     status copy(uint64_t step, uint64_t target, uint64_t source, uint64_t bytes);
 
+    status create_table(uint64_t words, uint64_t staging_bytes, std::byte** out_address);
+    void write_table(uint64_t first, const uint32_t* words, uint64_t count) {
+        plugin_->write_table(device_, first, words, count);
+    }
+    status upload_table(uint64_t step);
+
   private:
     /// The plugin's message becomes this library's.
     status told(status verdict) const;

@@ -11,8 +11,9 @@ namespace {
 
 /// On the CPU only the host's kernels can still be at work on a step that is undone, and only on
 /// exported tables: without an export nobody waits for a fence, whose number the host never learns.
+/// On a device the step's own work can, of which there is none before it is reserved.
 uint64_t fence_of_undone(const step& target) {
-    if (target.has_stream) return target.number;
+    if (target.has_stream) return target.state == step_state::building ? 0 : target.number;
     const host_array<uint8_t>& exported = target.arrays->lane_exported;
     const bool any = std::find(exported.begin(), exported.end(), 1) != exported.end();
     return any ? target.number : 0;
@@ -23,6 +24,7 @@ uint64_t fence_of_undone(const step& target) {
 void undo_lanes(step& target, uint32_t item_index, uint32_t lane_count) {
     cache& store = *target.context->store;
     const uint64_t fence = fence_of_undone(target);
+    const uint64_t copy_fence = target.has_stream ? target.number : fence;  // it may be under way
     const step_item& item = target.arrays->items[item_index];
     sequence& owner = *item.owner;
     for (uint32_t lane = 0; item.grew && lane < lane_count; ++lane) {
@@ -33,7 +35,7 @@ void undo_lanes(step& target, uint32_t item_index, uint32_t lane_count) {
             store.blocks.take_back(state.table[--state.blocks], fence, store.fences);
         }
         if (undo.replaced != no_block) {
-            store.blocks.take_back(state.table[state.blocks - 1], fence, store.fences);
+            store.blocks.take_back(state.table[state.blocks - 1], copy_fence, store.fences);
             state.table[state.blocks - 1] = undo.replaced;
             state.sealed_blocks = undo.sealed_before;
             state.opened_slots = undo.opened_before;

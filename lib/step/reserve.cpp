@@ -213,6 +213,13 @@ status step_reserve(step& target, kv_reserve_report& report) {
         }
         item.owner->reserved_rows = item.rows;
     }
+    if (store.on_device()) {
+        const status planned = target.context->tables.plan(target);
+        if (planned < 0) {
+            for (uint32_t done = target.item_count; done-- > 0;) undo_lanes(target, done, lanes);
+            return planned;
+        }
+    }
     target.state = step_state::reserved;
     return KV_OK;
 }

@@ -10,8 +10,10 @@
 
 #include "attention/attend.hpp"
 #include "format/encode.hpp"
+#include "kvrt/kv_cuda.h"
 #include "retention/compact.hpp"
 #include "sequence/cache.hpp"
+#include "step/device_tables.hpp"
 
 namespace kvrt {
 
@@ -61,6 +63,7 @@ struct step_context {
     host_array<write_call> write_calls;    ///< the same
     host_array<std::byte> workspace;       ///< of attention
     step_storage storage[max_open_steps];
+    device_tables tables;  ///< of a pool on a device
 };
 
 status create_step_context(cache& store, retention_context& retention, step_context& context);
@@ -91,6 +94,9 @@ status step_write(step& target, uint32_t layer, const kv_tensor* keys, const kv_
 status step_attend(step& target, uint32_t layer, const kv_tensor* queries, const kv_tensor* out,
                    const kv_attend_options& options);
 status step_export(step& target, uint32_t layer, kv_tables& tables);
+
+/// Of a layer's lane: where kernels find the step's tables. The lane counts as exported.
+status step_device_tables(step& target, uint32_t layer, kv_cuda_tables& tables);
 
 /// INVALID when the step cannot end (not reserved, a lane not written): it is cancelled then.
 status step_end(step& target, kv_step_report& report);

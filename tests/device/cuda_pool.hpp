@@ -136,6 +136,8 @@ struct layer_tables {
         kv_len.resize(items);
         slot_indptr.resize(items + 1);
         slot_mapping.resize(tokens);
+        positions.resize(tokens);
+        tables.positions = positions.data();
         slot_positions.resize(2 * items * 640);
         tables.block_table = block_table.data();
         tables.block_table_stride = blocks;

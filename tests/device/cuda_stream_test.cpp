@@ -34,6 +34,12 @@ struct kernel_work {
         uint16_t stamp;
     };
     std::vector<access> writes, reads;
+    /// Words of the tables on the device, and what they are to be.
+    struct table_part {
+        device_pointer address;
+        std::vector<int32_t> words;
+    };
+    std::vector<table_part> tables;
 };
 
 class stream_test {
@@ -53,7 +59,7 @@ class stream_test {
             if (random_() % 6 == 0) host_.fake.run_all();
             if (round % 50 == 0) REQUIRE(kv_pool_check(pool_) == KV_OK);
             REQUIRE(host_.fake.violations.empty());
-            REQUIRE(pool_.memory() == host_.fake.physical_bytes());
+            REQUIRE(pool_.memory() == host_.fake.physical_bytes() - others_);
         }
         CHECK(host_.fake.synchronisations() == 0);
         host_.fake.run_all();
@@ -152,6 +158,7 @@ class stream_test {
                 (slot + rows >= slots ? work.writes : work.reads).push_back(access);
                 if (slot + rows >= slots) work.reads.push_back(access);
             }
+            look_at_row(step, layer, static_cast<uint32_t>(i), of, work);
             for (uint32_t block = 0; block * 16 < slots; ++block) {
                 const int64_t key = int64_t{table[block]} * layers + layer;
                 used.insert(key);
@@ -160,6 +167,34 @@ class stream_test {
                 for (const auto& [number, blocks] : in_flight_) REQUIRE(blocks.count(key) == 0);
             }
         }
+    }
+
+    /// The same tables, as they are to be on the device when the kernel runs there.
+    void look_at_row(kv_step* step, uint32_t layer, uint32_t item, const layer_tables& of,
+                     kernel_work& work) {
+        kv_cuda_tables on_device = KV_INIT(kv_cuda_tables);
+        REQUIRE(kv_cuda_step_tables(step, layer, &on_device) == KV_OK);
+        const auto expect = [&](const void* address, std::vector<int32_t> words) {
+            work.tables.push_back({reinterpret_cast<device_pointer>(address), std::move(words)});
+        };
+        const int32_t* row = of.block_table.data() + item * of.tables.block_table_stride;
+        const uint64_t stride =
+            std::min(on_device.block_table_stride, of.tables.block_table_stride);
+        expect(on_device.block_table + item * on_device.block_table_stride, {row, row + stride});
+        expect(on_device.kv_len + item, {of.kv_len[item]});
+        const int32_t begin = of.query_start[item], end = of.query_start[item + 1];
+        expect(on_device.query_start + item, {begin, end});
+        expect(on_device.positions + begin,
+               {of.positions.begin() + begin, of.positions.begin() + end});
+        std::vector<int32_t> mapping(2 * static_cast<std::size_t>(end - begin));
+        std::memcpy(mapping.data(), of.slot_mapping.data() + begin, mapping.size() * 4);
+        expect(on_device.slot_mapping + begin, std::move(mapping));
+        if (item + 1 < of.tables.item_count) return;
+        // Behind the last item and row there is nothing.
+        expect(on_device.kv_len + item + 1, std::vector<int32_t>(6 - item - 1, 0));
+        expect(on_device.query_start + item + 1, std::vector<int32_t>(6 - item, end));
+        expect(on_device.slot_mapping + end,
+               std::vector<int32_t>(2 * (256 - static_cast<std::size_t>(end)), -1));
     }
 
     void enqueue(kernel_work work, block_set used) {
@@ -173,6 +208,11 @@ class stream_test {
                  for (const kernel_work::access& read : work.reads) {
                      REQUIRE(*host_.fake.memory_of<uint16_t>(read.row) == read.stamp);
                  }
+                 for (const kernel_work::table_part& part : work.tables) {
+                     const int32_t* words =
+                         host_.fake.memory_of<int32_t>(part.address, part.words.size());
+                     REQUIRE(std::equal(part.words.begin(), part.words.end(), words));
+                 }
                  reads_ += work.reads.size();
                  ++finished_;
                  const auto is_this = [&](const auto& step) { return step.first == number; };
@@ -183,6 +223,7 @@ class stream_test {
     std::mt19937 random_;
     cuda_host host_;
     cuda_pool pool_;
+    uint64_t others_ = host_.fake.physical_bytes() - pool_.memory();  ///< tables, staging
     stream_handle stream_ = host_.stream;
     stream_handle other_ = host_.other;
     std::vector<tracked> sequences_;
