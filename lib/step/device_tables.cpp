@@ -1,6 +1,7 @@
 #include "step/device_tables.hpp"
 
 #include <algorithm>
+#include <bit>
 
 #include "step/step.hpp"
 
@@ -27,6 +28,8 @@ status device_tables::create(cache& store, uint32_t places) {
     place_words = first_lane + lanes * lane_words;
     const uint64_t words = places * place_words;
     host_allocator& allocator = store.allocator;
+    KVRT_TRY(sources.allocate(allocator, uint64_t{places} * items, "device tables"));
+    KVRT_TRY(work.allocate(allocator, items, "device tables"));
     KVRT_TRY(filled.allocate(allocator, uint64_t{places} * lanes * items, "device tables"));
     KVRT_TRY(planned.allocate(allocator, uint64_t{places} * 2, "device tables"));
     KVRT_TRY(row_scratch.allocate(
@@ -57,38 +60,62 @@ void device_tables::plan_items(const step& target) {
     device.write_table(begin + positions, words, target.rows);
 }
 
+/// Rows whose sequence has the tables it had when they were filled are left alone: a step of one
+/// token each looks at few tables.
+void device_tables::plan_rows(const step& target) {
+    for (uint32_t i = 0; i < target.item_count; ++i) {
+        const step_item& item = target.arrays->items[i];
+        const sequence& owner = *item.owner;
+        row_source& source = sources[uint64_t{target.place} * items + i];
+        const bool appended = source.handle == item.handle && source.changes == owner.table_changes;
+        work[i] = !appended                               ? row_work::all
+                  : source.growths != owner.table_growths ? row_work::append
+                                                          : row_work::none;
+        source = {item.handle, owner.table_growths, owner.table_changes};
+    }
+}
+
+void device_tables::plan_blocks(const step& target, uint32_t lane) {
+    const cache& store = *target.context->store;
+    plugin_device& device = target.context->store->device;
+    const uint64_t table = parts_of(target.place, lane).block_table;
+    uint32_t* const filled_here = filled.data() + (uint64_t{target.place} * lanes + lane) * items;
+    uint32_t* const words = row_scratch.data();
+    const int shift = std::countr_zero(units_per_id(store.blocks, store.model.lanes[lane]));
+    for (uint32_t i = 0; i < target.item_count; ++i) {
+        if (work[i] == row_work::none) continue;
+        const step_item& item = target.arrays->items[i];
+        const lane_state& state = item.owner->lanes[lane];
+        const uint32_t blocks = store.model.blocks_for(state.slots + item.rows);
+        const uint32_t first = work[i] == row_work::append ? filled_here[i] : 0;
+        const uint32_t end = std::max(blocks, filled_here[i]);
+        for (uint32_t b = first; b < blocks; ++b) words[b] = state.table[b] >> shift;
+        std::fill(words + blocks, words + end, nothing);
+        device.write_table(table + uint64_t{i} * stride + first, words + first, end - first);
+        filled_here[i] = blocks;
+    }
+}
+
 void device_tables::plan_lane(const step& target, uint32_t lane) {
     const cache& store = *target.context->store;
     plugin_device& device = target.context->store->device;
     const lane_parts at = parts_of(target.place, lane);
-    const uint32_t* const last = planned.data() + 2 * target.place;
-    uint32_t* const filled_here = filled.data() + (uint64_t{target.place} * lanes + lane) * items;
     uint32_t* const words = row_scratch.data();
-    const uint32_t units = units_per_id(store.blocks, store.model.lanes[lane]);
     const uint32_t block_tokens = store.model.block_tokens;
-    for (uint32_t i = 0; i < target.item_count; ++i) {
-        const step_item& item = target.arrays->items[i];
-        const lane_state& state = item.owner->lanes[lane];
-        const uint32_t blocks = store.model.blocks_for(state.slots + item.rows);
-        const uint32_t end = std::max(blocks, filled_here[i]);
-        for (uint32_t b = 0; b < blocks; ++b) words[b] = state.table[b] / units;
-        std::fill(words + blocks, words + end, nothing);
-        device.write_table(at.block_table + uint64_t{i} * stride, words, end);
-        filled_here[i] = blocks;
-    }
-    const uint32_t row_end = std::max(target.rows, last[1]);
+    const int shift = std::countr_zero(units_per_id(store.blocks, store.model.lanes[lane]));
+    const int block_shift = std::countr_zero(block_tokens);
     for (uint32_t i = 0; i < target.item_count; ++i) {
         const step_item& item = target.arrays->items[i];
         const lane_state& state = item.owner->lanes[lane];
         for (uint32_t r = 0; r < item.rows; ++r) {
             const uint32_t slot = state.slots + r;
-            const uint64_t place =
-                uint64_t{state.table[slot / block_tokens] / units} * block_tokens +
-                slot % block_tokens;
+            const uint64_t id = state.table[slot >> block_shift] >> shift;
+            const uint64_t place = (id << block_shift) + (slot & (block_tokens - 1));
             words[2 * (item.first_row + r)] = static_cast<uint32_t>(place);
             words[2 * (item.first_row + r) + 1] = static_cast<uint32_t>(place >> 32);
         }
     }
+    const uint32_t row_end = std::max(target.rows, planned[2 * target.place + 1]);
     std::fill(words + 2 * uint64_t{target.rows}, words + 2 * uint64_t{row_end}, nothing);
     device.write_table(at.slot_mapping, words, 2 * uint64_t{row_end});
     for (uint32_t i = 0; i < target.item_count; ++i) {
@@ -100,8 +127,12 @@ void device_tables::plan_lane(const step& target, uint32_t lane) {
 }
 
 status device_tables::plan(const step& target) {
+    plan_rows(target);
     plan_items(target);
-    for (uint32_t lane = 0; lane < lanes; ++lane) plan_lane(target, lane);
+    for (uint32_t lane = 0; lane < lanes; ++lane) {
+        plan_blocks(target, lane);
+        plan_lane(target, lane);
+    }
     uint32_t* const last = planned.data() + 2 * target.place;
     last[0] = target.item_count;
     last[1] = target.rows;

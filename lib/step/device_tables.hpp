@@ -20,6 +20,14 @@ struct step;
 struct device_tables {
     static constexpr uint64_t line_words = 16;
 
+    /// What a row of the tables has been filled from: it is right as long as these are the same.
+    struct row_source {
+        kv_seq handle = 0;
+        uint64_t growths = 0, changes = 0;
+    };
+    /// What a step has to do about a row.
+    enum class row_work : uint8_t { none, append, all };
+
     /// Where a lane's parts begin, in words, and where they are on the device.
     struct lane_parts {
         uint64_t kv_len = 0, slot_mapping = 0, block_table = 0;
@@ -29,6 +37,8 @@ struct device_tables {
     uint32_t stride = 0;  ///< of block_table rows
     uint32_t items = 0, tokens = 0, lanes = 0;
     std::byte* address = nullptr;      ///< of the device
+    host_array<row_source> sources;    ///< [places][items]
+    host_array<row_work> work;         ///< [items], of the step at hand
     host_array<uint32_t> filled;       ///< [places][lanes][items]: blocks in the table's row
     host_array<uint32_t> planned;      ///< [places][2]: items and rows of the last step there
     host_array<uint32_t> row_scratch;  ///< words of a row, or of all rows of a lane
@@ -46,7 +56,9 @@ struct device_tables {
     const void* at(uint64_t word) const { return address + word * sizeof(uint32_t); }
 
   private:
+    void plan_rows(const step& target);
     void plan_items(const step& target);
+    void plan_blocks(const step& target, uint32_t lane);
     void plan_lane(const step& target, uint32_t lane);
 };
 

@@ -27,6 +27,7 @@ void undo_lanes(step& target, uint32_t item_index, uint32_t lane_count) {
     const uint64_t copy_fence = target.has_stream ? target.number : fence;  // it may be under way
     const step_item& item = target.arrays->items[item_index];
     sequence& owner = *item.owner;
+    if (item.grew) ++owner.table_changes;
     for (uint32_t lane = 0; item.grew && lane < lane_count; ++lane) {
         const lane_undo& undo = target.arrays->undo[item_index * store.model.lanes.size() + lane];
         lane_state& state = owner.lanes[lane];

@@ -157,6 +157,7 @@ bool grow_lane(step& target, uint32_t item_index, uint32_t lane) {
             copy_positions(store, lane, positions, undo.replaced, positions, copy);
         }
         state.table[state.blocks - 1] = copy;
+        ++item.owner->table_changes;
     }
     for (uint32_t i = 0; i < need.new_blocks; ++i) {
         const block_id id = store.blocks.allocate(geometry.class_index);
@@ -203,6 +204,7 @@ status step_reserve(step& target, kv_reserve_report& report) {
         item.fence_before = item.owner->last_fence;
         item.owner->last_fence = target.number;
         item.grew = item.rows > item.owner->room;
+        if (item.grew) ++item.owner->table_growths;
         for (uint32_t lane = 0; item.grew && lane < lanes; ++lane) {
             if (grow_lane(target, i, lane)) continue;
             const std::string reason = message_buffer();
