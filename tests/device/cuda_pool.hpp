@@ -161,4 +161,18 @@ struct layer_tables {
     }
 };
 
+/// One sequence with `tokens` more, in a step of its own.
+inline kv_status append(const cuda_pool& pool, stream_handle stream, kv_seq seq, uint32_t tokens) {
+    kv_step* step = pool.begin(stream);
+    REQUIRE(kv_seq_append(step, seq, nullptr, tokens, nullptr) == KV_OK);
+    const kv_status verdict = kv_step_reserve(step, nullptr);
+    if (verdict < 0) {
+        REQUIRE(kv_step_cancel(step) == KV_OK);
+        return verdict;
+    }
+    layer_tables tables;
+    for (uint32_t layer = 0; layer < 2; ++layer) tables.fill(step, layer);
+    return kv_step_end(step, nullptr);
+}
+
 }  // namespace kvrt::cuda
