@@ -18,6 +18,18 @@ status check_range(const char* name, uint64_t value, uint64_t low, uint64_t high
     return fail(KV_INVALID, "config: {} is {}: {} to {}", name, value, low, high);
 }
 
+/// What pools on the device do not do yet, as far as the config asks for it.
+status check_cuda_config(const kv_pool_config& config) {
+    const auto refuse = [](const char* name) {
+        return fail(KV_UNSUPPORTED,
+                    "config: {}: not on KV_DEVICE_CUDA in this version (see kv_cuda.h)", name);
+    };
+    if ((config.flags & KV_POOL_DEBUG) != 0) return refuse("KV_POOL_DEBUG");
+    if (config.max_observed_sequences != 0) return refuse("max_observed_sequences");
+    if (config.pressure_percent != 0) return refuse("pressure_percent");
+    return KV_OK;
+}
+
 }  // namespace
 
 status resolve_config(const kv_pool_config* config, kv_pool_config& resolved, kv_hooks& hooks) {
@@ -33,10 +45,10 @@ status resolve_config(const kv_pool_config* config, kv_pool_config& resolved, kv
     use_default(resolved.max_tokens_per_sequence, 32768);
     use_default(resolved.max_step_sequences, resolved.max_sequences);
     use_default(resolved.max_step_tokens, 8192);
-    if (resolved.device != KV_DEVICE_CPU) {
-        return fail(KV_UNSUPPORTED, "config: device {} is not built in: KV_DEVICE_CPU is",
-                    resolved.device);
+    if (resolved.device != KV_DEVICE_CPU && resolved.device != KV_DEVICE_CUDA) {
+        return fail(KV_UNSUPPORTED, "config: device {} is not one of KV_DEVICE_*", resolved.device);
     }
+    if (resolved.device == KV_DEVICE_CUDA) KVRT_TRY(check_cuda_config(resolved));
     if (resolved.layout > KV_LAYOUT_NHD) {
         return fail(KV_UNSUPPORTED, "config: layout {} is not one of KV_LAYOUT_*", resolved.layout);
     }
@@ -92,13 +104,20 @@ status create_stores(const kv_pool_config& resolved, const kv_model* model, kv_p
                             allocator, store.model));
     store.any_seals = std::any_of(store.model.lanes.begin(), store.model.lanes.end(),
                                   [](const lane_geometry& lane) { return lane.seals; });
+    if (store.any_seals && resolved.device == KV_DEVICE_CUDA) {
+        return fail(KV_UNSUPPORTED,
+                    "model: a layer has blocks that are sealed (KIVI, KVARN, demotion): not on "
+                    "KV_DEVICE_CUDA in this version (see kv_cuda.h)");
+    }
     store.any_window = std::any_of(store.model.lanes.begin(), store.model.lanes.end(),
                                    [](const lane_geometry& lane) { return lane.window != 0; });
     block_store::options options;
     options.slabs = resolved.arena_bytes / slab_bytes;
     options.elastic = (resolved.flags & KV_POOL_ELASTIC) != 0;
     options.debug = (resolved.flags & KV_POOL_DEBUG) != 0;
-    KVRT_TRY(store.blocks.create(allocator, store.memory, options, store.model.classes.data(),
+    device_memory& memory = store.on_device() ? static_cast<device_memory&>(store.device)
+                                              : static_cast<device_memory&>(store.memory);
+    KVRT_TRY(store.blocks.create(allocator, memory, options, store.model.classes.data(),
                                  store.model.class_count));
     KVRT_TRY(store.sequences.create(allocator, resolved.max_sequences,
                                     static_cast<uint32_t>(store.model.lanes.size()),
@@ -108,6 +127,19 @@ status create_stores(const kv_pool_config& resolved, const kv_model* model, kv_p
     KVRT_TRY(create_retention(store, pool.retention));
     return create_step_context(store, pool.retention, pool.steps);
 }
+
+namespace {
+
+status open_device(const kv_pool_config& resolved, cache& store) {
+    if (resolved.device == KV_DEVICE_CPU) return KV_OK;
+    const kvrt_plugin* plugin = nullptr;
+    KVRT_TRY(load_cuda_plugin(plugin));
+    KVRT_TRY(store.device.open(*plugin, store.allocator, (resolved.flags & KV_POOL_ELASTIC) != 0));
+    store.fences.device = &store.device;
+    return KV_OK;
+}
+
+}  // namespace
 
 uint64_t now(const kv_pool& pool) {
     if (pool.hooks.now != nullptr) return pool.hooks.now(pool.hooks.user);
@@ -148,6 +180,7 @@ status create(const kv_pool_config* config, const kv_model* model, kv_pool** out
     pool->store.allocator = allocator;
     pool->hooks = hooks;
     status verdict = pool->store.threads.start(pool->store.allocator, resolved.threads, &hooks);
+    if (verdict == KV_OK) verdict = open_device(resolved, pool->store);
     if (verdict == KV_OK) verdict = create_stores(resolved, model, *pool);
     if (verdict < 0) {
         destroy(pool);

@@ -1,5 +1,5 @@
-// What a device must implement for a pool's arena. One folder a device; the CPU is here, CUDA comes
-// as a shared object of its own.
+// What a device must implement for a pool's arena and its steps. The CPU is here; CUDA comes as a
+// shared object of its own, behind plugin.h.
 #pragma once
 
 #include <cstddef>
@@ -22,6 +22,13 @@ class device_memory {
 
     /// Gives the memory of a range back to the system; its bytes are lost, its addresses stay.
     virtual void give_back(uint64_t offset, uint64_t bytes) = 0;
+};
+
+/// Which steps a device has finished that works on behind the host's back.
+class step_clock {
+  public:
+    virtual ~step_clock() = default;
+    virtual bool passed(uint64_t step) const = 0;
 };
 
 }  // namespace kvrt

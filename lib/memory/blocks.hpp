@@ -34,10 +34,12 @@ struct fence_clock {
     uint64_t host_passed = 0;               ///< with host fences: all up to here have passed
     std::array<uint64_t, 2> open = {0, 0};  ///< numbers of the open steps, 0: none
     bool by_host = false;
+    const step_clock* device = nullptr;  ///< of one that works on behind the host's back
 
     bool passed(uint64_t fence) const {
         if (fence == 0) return true;
         if (fence == open[0] || fence == open[1]) return false;
+        if (device != nullptr && !device->passed(fence)) return false;
         return !by_host || fence <= host_passed;
     }
 };

@@ -78,6 +78,7 @@ lane_move& begin_move(const round_plan& plan, uint32_t lane) {
 
 void replace_table(const round_plan& plan, uint32_t lane, compaction_report& report) {
     lane_state& state = plan.owner.lanes[lane];
+    ++plan.owner.table_changes;
     const lane_move& move = move_of(plan, lane);
     const uint64_t returned_before = report.returned.blocks;
     const auto drop = [&](block_id id) {

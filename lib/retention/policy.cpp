@@ -85,6 +85,7 @@ status check_scoring(const kv_policy& policy, const scorer_description& scorer) 
 }  // namespace
 
 status check_policy(const cache& store, const kv_policy& policy) {
+    KVRT_TRY(refuse_on_device(store, "policy"));
     const scorer_description* scorer = find_scorer(policy.scorer);
     if (scorer == nullptr) {
         return fail(KV_UNSUPPORTED, "policy: scorer {} is not one of KV_SCORER_*", policy.scorer);

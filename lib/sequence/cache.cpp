@@ -51,6 +51,7 @@ void drop_block(cache& store, block_id id, uint64_t fence, returned_blocks& retu
 void shrink_table(cache& store, sequence& owner, uint32_t lane, uint32_t keep,
                   returned_blocks& returned) {
     lane_state& state = owner.lanes[lane];
+    if (state.blocks > keep) ++owner.table_changes;
     while (state.blocks > keep) {
         drop_block(store, state.table[--state.blocks], owner.last_fence, returned);
     }
@@ -221,6 +222,7 @@ void slide_windows(cache& store, sequence& target, returned_blocks& returned) {
         state.sealed_blocks -= std::min(sealed_behind, blocks);
         std::copy(state.table + front_blocks + blocks, state.table + state.blocks,
                   state.table + front_blocks);
+        ++target.table_changes;
         state.blocks -= blocks;
         state.slots -= blocks * block_tokens;
     }

@@ -3,6 +3,7 @@
 
 #include "base/executor.hpp"
 #include "device/cpu_memory.hpp"
+#include "device/plugin_device.hpp"
 #include "format/encode.hpp"
 #include "format/retile.hpp"
 #include "memory/blocks.hpp"
@@ -23,7 +24,8 @@ struct cache_limits {
 struct cache {
     host_allocator allocator;  ///< first: everything below returns its memory to it
     executor threads;
-    cpu_memory memory;
+    cpu_memory memory;     ///< of the arena on the CPU,
+    plugin_device device;  ///< or where the arena is instead
     model_geometry model;
     block_store blocks;
     fence_clock fences;
@@ -33,7 +35,17 @@ struct cache {
     bool any_seals = false;          ///< some lane has a tile-local format
     host_array<recoding> recoded;    ///< by half of lane_geometry::first_counter and KV head
     host_array<uint64_t> saturated;  ///< elements written, by lane_geometry::first_counter
+
+    /// Are the arena's bytes out of the host's reach?
+    bool on_device() const { return device.is_open(); }
 };
+
+/// UNSUPPORTED, naming `what`, in a pool whose device cannot do it: nothing is done on the host in
+/// its stead.
+inline status refuse_on_device(const cache& store, const char* what) {
+    if (!store.on_device()) return KV_OK;
+    return fail(KV_UNSUPPORTED, "{}: not on KV_DEVICE_CUDA in this version (see kv_cuda.h)", what);
+}
 
 /// Where what saturates in a lane is counted, by its KV heads.
 inline saturation_counts saturation_of(cache& store, uint32_t lane) {

@@ -116,6 +116,7 @@ bool fit_head(const cache& store, const sequence& source, const affine_fit& fit,
 }  // namespace
 
 status fit_affine(cache& store, const sequence& source, affine_fit& fit) {
+    KVRT_TRY(refuse_on_device(store, "kv_seq_fit_affine"));
     const layer_geometry& layer = store.model.layers[fit.layer];
     fit.tokens_used = source.next_position;
     for (uint32_t head = 0; head < layer.kv_heads; ++head) {

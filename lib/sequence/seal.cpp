@@ -47,6 +47,7 @@ void put_sealed(cache& store, sequence& owner, uint32_t lane, block_id target, d
     const lane_positions positions = positions_of_lane(store, lane, index);
     copy_positions(store, lane, positions.open, source, positions.sealed, target);
     state.table[index] = target;
+    ++owner.table_changes;
     ++state.sealed_blocks;
     state.opened_slots = 0;
     returned_blocks raw;

@@ -47,6 +47,10 @@ struct sequence {
     uint64_t tokens_since_round = 0;  ///< accepted since the last round of its policy
     uint64_t rounds_run = 0;          ///< numbers the draws of random scorers
     uint64_t user_data = 0;
+    /// Steps that put blocks behind those of its tables, and all else that changed them: whoever
+    /// has a copy of the tables knows by these what to do about it.
+    uint64_t table_growths = 0;
+    uint64_t table_changes = 0;
     uint32_t item = 0;           ///< its place in the open step
     uint32_t room = 0;           ///< tokens that every lane surely takes without a block or a copy
     uint32_t reserved_rows = 0;  ///< by the open step

@@ -58,6 +58,7 @@ status create_step_context(cache& store, retention_context& retention, step_cont
     constexpr uint64_t comfortable = uint64_t{16} << 20;
     KVRT_TRY(context.workspace.allocate(allocator, std::max(workspace, comfortable),
                                         "attention workspace", memory_contents::scratch));
+    if (store.on_device()) KVRT_TRY(context.tables.create(store, max_open_steps));
     for (step_storage& storage : context.storage) {
         const uint64_t items = store.limits.max_step_sequences;
         KVRT_TRY(storage.items.allocate(allocator, items, "step items"));
@@ -75,6 +76,7 @@ status create_step_context(cache& store, retention_context& retention, step_cont
 
 status step_begin(step_context& context, step& target) {
     fence_clock& fences = context.store->fences;
+    if (context.store->on_device()) KVRT_TRY(context.store->device.poll());
     for (uint32_t place = 0; place < max_open_steps; ++place) {
         if (fences.open[place] != 0) continue;
         target = step{};
@@ -110,6 +112,20 @@ step_item* find_item(step& target, const sequence& owner) {
     if (!owner.in_step || owner.item >= target.item_count) return nullptr;
     step_item& item = target.arrays->items[owner.item];
     return item.owner == &owner ? &item : nullptr;
+}
+
+status step_use_stream(step& target, void* stream) {
+    KVRT_TRY(expect_state(target, step_state::building, "kv_cuda_step_use_stream"));
+    cache& store = *target.context->store;
+    if (!store.on_device()) {
+        return fail(KV_INVALID, "kv_cuda_step_use_stream: the pool is on the CPU");
+    }
+    if (target.has_stream) {
+        return fail(KV_INVALID, "kv_cuda_step_use_stream: the step has a stream already");
+    }
+    KVRT_TRY(store.device.begin_step(target.number, stream));
+    target.has_stream = true;
+    return KV_OK;
 }
 
 status step_append(step& target, sequence& owner, kv_seq handle, uint32_t count,

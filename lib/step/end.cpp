@@ -9,9 +9,11 @@ namespace kvrt {
 
 namespace {
 
-/// Only the host's kernels can still be at work on a step that is undone, and only on exported
-/// tables: without an export nobody waits for a fence, whose number the host never learns.
+/// On the CPU only the host's kernels can still be at work on a step that is undone, and only on
+/// exported tables: without an export nobody waits for a fence, whose number the host never learns.
+/// On a device the step's own work can, of which there is none before it is reserved.
 uint64_t fence_of_undone(const step& target) {
+    if (target.has_stream) return target.state == step_state::building ? 0 : target.number;
     const host_array<uint8_t>& exported = target.arrays->lane_exported;
     const bool any = std::find(exported.begin(), exported.end(), 1) != exported.end();
     return any ? target.number : 0;
@@ -22,8 +24,10 @@ uint64_t fence_of_undone(const step& target) {
 void undo_lanes(step& target, uint32_t item_index, uint32_t lane_count) {
     cache& store = *target.context->store;
     const uint64_t fence = fence_of_undone(target);
+    const uint64_t copy_fence = target.has_stream ? target.number : fence;  // it may be under way
     const step_item& item = target.arrays->items[item_index];
     sequence& owner = *item.owner;
+    if (item.grew) ++owner.table_changes;
     for (uint32_t lane = 0; item.grew && lane < lane_count; ++lane) {
         const lane_undo& undo = target.arrays->undo[item_index * store.model.lanes.size() + lane];
         lane_state& state = owner.lanes[lane];
@@ -32,7 +36,7 @@ void undo_lanes(step& target, uint32_t item_index, uint32_t lane_count) {
             store.blocks.take_back(state.table[--state.blocks], fence, store.fences);
         }
         if (undo.replaced != no_block) {
-            store.blocks.take_back(state.table[state.blocks - 1], fence, store.fences);
+            store.blocks.take_back(state.table[state.blocks - 1], copy_fence, store.fences);
             state.table[state.blocks - 1] = undo.replaced;
             state.sealed_blocks = undo.sealed_before;
             state.opened_slots = undo.opened_before;
@@ -156,6 +160,9 @@ status step_end(step& target, kv_step_report& report) {
             ? fail(KV_INVALID, "kv_step_end: the step was not reserved, and is cancelled")
             : expect_state(target, step_state::reserved, "kv_step_end");
     if (verdict == KV_OK) verdict = check_written(target);
+    if (verdict == KV_OK && target.has_stream) {
+        verdict = target.context->store->device.end_step(target.number);
+    }
     if (verdict < 0) {
         step_cancel(target);
         return verdict;
@@ -190,6 +197,8 @@ void step_cancel(step& target) {
     if (target.state == step_state::closed) return;
     cache& store = *target.context->store;
     const bool reserved = target.state == step_state::reserved;
+    // Where that fails, its work counts as unfinished for ever, and its blocks stay parked.
+    if (target.has_stream) (void)store.device.end_step(target.number);
     close(target);
     for (uint32_t i = target.item_count; i-- > 0;) {
         sequence& owner = *target.arrays->items[i].owner;

@@ -6,14 +6,13 @@
 
 namespace kvrt {
 
-namespace {
-
-/// An exported id counts units of the largest power of two that divides every block's place.
 uint32_t units_per_id(const block_store& blocks, const lane_geometry& lane) {
     return std::gcd(std::gcd(blocks.units_per_block(lane.class_index),
                              blocks.units_per_block(lane.sealed_class_index)),
                     units_per_slab);
 }
+
+namespace {
 
 struct exporter {
     const step& source;
@@ -214,34 +213,67 @@ void fill_slot_positions(const exporter& from) {
     }
 }
 
-}  // namespace
-
-status step_export(step& target, uint32_t layer, kv_tables& tables) {
-    KVRT_TRY(expect_state(target, step_state::reserved, "kv_step_export"));
-    const cache& store = *target.context->store;
+status find_lane(const cache& store, uint32_t layer, uint32_t kv_head, uint32_t& lane) {
     if (layer >= store.model.layers.size()) {
         return fail(KV_INVALID, "layer {} of a model of {} layers", layer,
                     store.model.layers.size());
     }
     const layer_geometry& geometry = store.model.layers[layer];
-    if (tables.kv_head >= geometry.lanes) {
+    if (kv_head >= geometry.lanes) {
         return fail(KV_INVALID,
                     "tables: kv_head is {}, layer {} has {} lanes: 0 to kv_heads - 1 with "
                     "KV_LAYER_LANE_PER_HEAD, else 0",
-                    tables.kv_head, layer, geometry.lanes);
+                    kv_head, layer, geometry.lanes);
     }
-    const uint32_t lane = geometry.first_lane + tables.kv_head;
+    lane = geometry.first_lane + kv_head;
+    return KV_OK;
+}
+
+/// The host's kernels may write there from now on.
+void note_exported(step& target, uint32_t lane) {
+    target.arrays->lane_exported[lane] = 1;
+    for (uint32_t i = 0; i < target.item_count; ++i) {
+        step_item& item = target.arrays->items[i];
+        item.owner->written_rows = item.rows;
+    }
+}
+
+}  // namespace
+
+status step_export(step& target, uint32_t layer, kv_tables& tables) {
+    KVRT_TRY(expect_state(target, step_state::reserved, "kv_step_export"));
+    const cache& store = *target.context->store;
+    uint32_t lane = 0;
+    KVRT_TRY(find_lane(store, layer, tables.kv_head, lane));
     const exporter from{target, store, store.model.lanes[lane], lane, tables};
     describe(from);
     KVRT_TRY(check_capacities(from));
     fill_blocks(from);
     fill_tokens(from);
     fill_slot_positions(from);
-    target.arrays->lane_exported[lane] = 1;
-    for (uint32_t i = 0; i < target.item_count; ++i) {
-        step_item& item = target.arrays->items[i];
-        item.owner->written_rows = item.rows;
+    note_exported(target, lane);
+    return KV_OK;
+}
+
+status step_device_tables(step& target, uint32_t layer, kv_cuda_tables& tables) {
+    KVRT_TRY(expect_state(target, step_state::reserved, "kv_cuda_step_tables"));
+    const cache& store = *target.context->store;
+    if (!store.on_device()) {
+        return fail(KV_INVALID, "kv_cuda_step_tables: the pool is on the CPU");
     }
+    uint32_t lane = 0;
+    KVRT_TRY(find_lane(store, layer, tables.kv_head, lane));
+    const device_tables& source = target.context->tables;
+    const device_tables::lane_parts parts = source.parts_of(target.place, lane);
+    const uint64_t begin = target.place * source.place_words;
+    tables.place = target.place;
+    tables.block_table = static_cast<const int32_t*>(source.at(parts.block_table));
+    tables.block_table_stride = source.stride;
+    tables.slot_mapping = static_cast<const int64_t*>(source.at(parts.slot_mapping));
+    tables.kv_len = static_cast<const int32_t*>(source.at(parts.kv_len));
+    tables.query_start = static_cast<const int32_t*>(source.at(begin));
+    tables.positions = static_cast<const int32_t*>(source.at(begin + source.positions));
+    note_exported(target, lane);
     return KV_OK;
 }
 

@@ -1,6 +1,7 @@
 // Reserve: slots for everything appended, all blocks or none. First it only counts; from the moment
 // it allocates, nothing can fail but the device, and then everything is undone.
 #include <algorithm>
+#include <string>
 
 #include "format/move.hpp"
 #include "sequence/seal.hpp"
@@ -114,6 +115,19 @@ status judge_items(const step& target, uint64_t* needed, kv_reserve_report& repo
     return count_item(store, target.arrays->items[worst_item], counted);
 }
 
+/// False, with a message, when the device has failed.
+bool copy_tail_slots(const step& target, const tile_layout& layout, block_id source, block_id copy,
+                     uint32_t slots) {
+    cache& store = *target.context->store;
+    if (store.on_device()) {
+        return store.device.copy(target.number, uint64_t{copy} * block_unit,
+                                 uint64_t{source} * block_unit, layout.block_bytes) >= 0;
+    }
+    copy_block_slots(layout, store.blocks.arena(), source, copy, slots);
+    return true;
+}
+
+/// False when the device has failed, or has no memory behind a free slab.
 bool grow_lane(step& target, uint32_t item_index, uint32_t lane) {
     cache& store = *target.context->store;
     const step_item& item = target.arrays->items[item_index];
@@ -132,13 +146,18 @@ bool grow_lane(step& target, uint32_t item_index, uint32_t lane) {
             --state.sealed_blocks;
             state.opened_slots = state.slots % store.model.block_tokens;
         } else {
-            copy_block_slots(geometry.layout, store.blocks.arena(), undo.replaced, copy,
-                             state.slots % store.model.block_tokens);
+            if (!copy_tail_slots(target, geometry.layout, undo.replaced, copy,
+                                 state.slots % store.model.block_tokens)) {
+                store.blocks.take_back(copy, target.number, store.fences);
+                undo.replaced = no_block;
+                return false;
+            }
             const position_store positions =
                 store.blocks.positions(geometry.class_index, store.model.block_tokens);
             copy_positions(store, lane, positions, undo.replaced, positions, copy);
         }
         state.table[state.blocks - 1] = copy;
+        ++item.owner->table_changes;
     }
     for (uint32_t i = 0; i < need.new_blocks; ++i) {
         const block_id id = store.blocks.allocate(geometry.class_index);
@@ -156,6 +175,12 @@ status step_reserve(step& target, kv_reserve_report& report) {
         return fail(KV_INVALID, "kv_step_reserve: nothing was appended to the step");
     }
     cache& store = *target.context->store;
+    if (store.on_device()) {
+        if (!target.has_stream) {
+            return fail(KV_INVALID, "kv_step_reserve: call kv_cuda_step_use_stream first");
+        }
+        KVRT_TRY(store.device.poll());
+    }
     store.blocks.collect(store.fences);
     // What could not be sealed yet: with host fences, the blocks of the step before.
     for (uint32_t i = 0; i < target.item_count; ++i) {
@@ -179,13 +204,23 @@ status step_reserve(step& target, kv_reserve_report& report) {
         item.fence_before = item.owner->last_fence;
         item.owner->last_fence = target.number;
         item.grew = item.rows > item.owner->room;
+        if (item.grew) ++item.owner->table_growths;
         for (uint32_t lane = 0; item.grew && lane < lanes; ++lane) {
             if (grow_lane(target, i, lane)) continue;
+            const std::string reason = message_buffer();
             undo_lanes(target, i, lane + 1);
             for (uint32_t done = i; done-- > 0;) undo_lanes(target, done, lanes);
-            return fail(KV_DEVICE, "the device has no memory behind a free slab of the arena");
+            return fail(KV_DEVICE, "the device has no memory behind a free slab of the arena: {}",
+                        reason);
         }
         item.owner->reserved_rows = item.rows;
+    }
+    if (store.on_device()) {
+        const status planned = target.context->tables.plan(target);
+        if (planned < 0) {
+            for (uint32_t done = target.item_count; done-- > 0;) undo_lanes(target, done, lanes);
+            return planned;
+        }
     }
     target.state = step_state::reserved;
     return KV_OK;

@@ -113,6 +113,7 @@ status step_write(step& target, uint32_t layer, const kv_tensor* keys, const kv_
     KVRT_TRY(expect_state(target, step_state::reserved, "kv_write"));
     KVRT_TRY(check_layer_index(target, layer));
     cache& store = *target.context->store;
+    KVRT_TRY(refuse_on_device(store, "kv_write"));
     const layer_geometry& geometry = store.model.layers[layer];
     if (!geometry.stores) {
         return fail(KV_INVALID, "layer {} attends over the cache of layer {}: it writes nothing",
@@ -154,6 +155,7 @@ status step_attend(step& target, uint32_t layer, const kv_tensor* queries, const
     KVRT_TRY(expect_state(target, step_state::reserved, "kv_attend"));
     KVRT_TRY(check_layer_index(target, layer));
     cache& store = *target.context->store;
+    KVRT_TRY(refuse_on_device(store, "kv_attend"));
     const layer_geometry& geometry = store.model.layers[layer];
     const lane_geometry& first_lane = store.model.lanes[geometry.first_lane];
     for (uint32_t lane = geometry.first_lane; lane < geometry.end_lane(); ++lane) {

@@ -10,8 +10,10 @@
 
 #include "attention/attend.hpp"
 #include "format/encode.hpp"
+#include "kvrt/kv_cuda.h"
 #include "retention/compact.hpp"
 #include "sequence/cache.hpp"
+#include "step/device_tables.hpp"
 
 namespace kvrt {
 
@@ -61,6 +63,7 @@ struct step_context {
     host_array<write_call> write_calls;    ///< the same
     host_array<std::byte> workspace;       ///< of attention
     step_storage storage[max_open_steps];
+    device_tables tables;  ///< of a pool on a device
 };
 
 status create_step_context(cache& store, retention_context& retention, step_context& context);
@@ -73,13 +76,16 @@ struct step {
     uint32_t place = 0;   ///< which storage
     uint32_t item_count = 0;
     uint32_t rows = 0;
-    demotion demoted;  ///< when it was reserved
+    bool has_stream = false;  ///< of a pool on a device
+    demotion demoted;         ///< when it was reserved
 };
 
 /// Opens `target`. LIMIT when two are open.
 status step_begin(step_context& context, step& target);
 status step_append(step& target, sequence& owner, kv_seq handle, uint32_t count,
                    kv_append_info* info);
+/// On a device: what the step enqueues goes to this stream. Before reserve.
+status step_use_stream(step& target, void* stream);
 status step_remove(step& target, sequence& owner);
 status step_reserve(step& target, kv_reserve_report& report);
 status check_accept(step& target, const sequence& owner, uint32_t count);
@@ -88,6 +94,9 @@ status step_write(step& target, uint32_t layer, const kv_tensor* keys, const kv_
 status step_attend(step& target, uint32_t layer, const kv_tensor* queries, const kv_tensor* out,
                    const kv_attend_options& options);
 status step_export(step& target, uint32_t layer, kv_tables& tables);
+
+/// Of a layer's lane: where kernels find the step's tables. The lane counts as exported.
+status step_device_tables(step& target, uint32_t layer, kv_cuda_tables& tables);
 
 /// INVALID when the step cannot end (not reserved, a lane not written): it is cancelled then.
 status step_end(step& target, kv_step_report& report);

@@ -159,7 +159,7 @@ TEST_CASE("kv_pool_create: every field of the config") {
         {KV_INVALID, "arena_bytes", [](c& o) { o.arena_bytes = (2 << 20) - 1; }},
         {KV_TOO_LARGE, "arena_bytes", [](c& o) { o.arena_bytes = (uint64_t{128} << 30) + 1; }},
         {KV_TOO_LARGE, "arena_bytes", [](c& o) { o.arena_bytes = UINT64_MAX; }},
-        {KV_UNSUPPORTED, "device", [](c& o) { o.device = KV_DEVICE_CUDA; }},
+        {KV_UNSUPPORTED, "device", [](c& o) { o.device = 3; }},
         {KV_UNSUPPORTED, "device", [](c& o) { o.device = UINT32_MAX; }},
         {KV_UNSUPPORTED, "layout", [](c& o) { o.layout = 3; }},
         {KV_UNSUPPORTED, "layout", [](c& o) { o.layout = UINT32_MAX; }},

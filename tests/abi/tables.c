@@ -1,7 +1,7 @@
-/* The tables of tables.h, one line a struct, field or constant of kvrt.h. */
+/* The tables of tables.h, one line a struct, field or constant of the headers. */
 #include "abi/tables.h"
 
-#include "kvrt/kvrt.h"
+#include "kvrt/kv_cuda.h"
 
 /* clang-format off */
 /* The alignment of a type is the padding that a char needs in front of it. */
@@ -27,6 +27,7 @@ const struct abi_struct abi_structs[] = {
     STRUCT(kv_reserve_report),
     STRUCT(kv_step_report),
     STRUCT(kv_tables),
+    STRUCT(kv_cuda_tables),
     STRUCT(kv_tensor),
     STRUCT(kv_attend_options),
     STRUCT(kv_policy),
@@ -188,6 +189,17 @@ const struct abi_field abi_fields[] = {
     FIELD(kv_step_report, last_skip_status),
     FIELD(kv_step_report, demoted_blocks),
     FIELD(kv_step_report, demoted_bytes),
+    FIELD(kv_cuda_tables, struct_size),
+    FIELD(kv_cuda_tables, flags),
+    FIELD(kv_cuda_tables, next),
+    FIELD(kv_cuda_tables, kv_head),
+    FIELD(kv_cuda_tables, place),
+    FIELD(kv_cuda_tables, block_table),
+    FIELD(kv_cuda_tables, slot_mapping),
+    FIELD(kv_cuda_tables, query_start),
+    FIELD(kv_cuda_tables, kv_len),
+    FIELD(kv_cuda_tables, positions),
+    FIELD(kv_cuda_tables, block_table_stride),
     FIELD(kv_tables, struct_size),
     FIELD(kv_tables, flags),
     FIELD(kv_tables, next),

@@ -1,5 +1,5 @@
-/* A program outside the tree: makes a pool, looks at it, lets it go. Exit status 0 when all is
- * well. */
+/* A program outside the tree: makes a pool, looks at it, lets it go, and asks for one on a GPU,
+ * which is there or is refused with a line on stdout. Exit status 0 when all is well. */
 #include <kvrt/kvrt.h>
 #include <stdio.h>
 
@@ -27,6 +27,14 @@ int main(void) {
     }
     if (kv_pool_get_stats(pool, &stats) != KV_OK || stats.arena_bytes != 4u << 20) return 3;
     kv_pool_release(pool);
+    config.device = KV_DEVICE_CUDA;
+    if (kv_pool_create(&config, &model, &pool) == KV_OK) {
+        kv_pool_release(pool);
+    } else {
+        char text[512];
+        kv_last_error(text, sizeof text);
+        printf("no GPU: %s\n", text);
+    }
     puts("consumer ok");
     return 0;
 }

@@ -1,0 +1,79 @@
+/* kv_cuda.h: what pools on KV_DEVICE_CUDA have besides kvrt.h. It includes no CUDA header: a stream
+ * is a pointer to the struct that CUstream and cudaStream_t point to.
+ *
+ * A pool is made on the device that is current for the calling thread, or on the first, in that
+ * device's primary context (the one that the runtime API uses). Streams belong to that context. No
+ * call leaves another context current than the caller's, none uses the default stream, and none
+ * waits for the device, but kv_pool_release.
+ *
+ * A step's work, the library's and that of the host's own kernels, is enqueued on one stream
+ * between kv_cuda_step_use_stream and kv_step_end, which puts an event behind it. Blocks that the
+ * step has read or written are reused only once that event has completed, so KV_POOL_HOST_FENCES is
+ * needed only by hosts whose kernels still read afterwards. Steps begin and end outside of graph
+ * captures.
+ *
+ * What this version does there: blocks, tables, forks and their copies, truncation, windows,
+ * elastic memory, export to the host's own kernels (kv_tables.base is a device address; scales are
+ * the host's). kv_write, kv_attend, policies, kv_compress, kv_seq_fit_affine, formats that are
+ * sealed, demotion, KV_POOL_DEBUG, max_observed_sequences and pressure_percent are UNSUPPORTED.
+ *
+ * kv_plan answers as for the CPU, and needs no device. Its metadata_bytes leave out the image of
+ * the tables on the device (see kv_cuda_tables), which takes as much there: for each of two steps
+ * and each lane, max_step_sequences rows of max_tokens_per_sequence / block_tokens words of 4
+ * bytes, and max_step_tokens of 8.
+ *
+ * Once the device has failed, every call that needs it returns KV_DEVICE with the name of the first
+ * CUDA error: release the pool. */
+#ifndef KVRT_KV_CUDA_H
+#define KVRT_KV_CUDA_H
+
+#include "kvrt/kvrt.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+struct CUstream_st;
+
+/* The stream of a step, before kv_step_reserve: what the step will enqueue is behind all that
+ * earlier steps have, on whatever stream. Once per step.
+ * Errors: INVALID (the pool is on the CPU, the step is reserved or has one; a stream that is being
+ * captured, or the default stream; another open step is on another stream), AGAIN (too many steps
+ * are in flight), DEVICE. Threads: external. */
+KV_API KV_MUST_CHECK kv_status kv_cuda_step_use_stream(kv_step *step, struct CUstream_st *stream);
+
+/* Tables of a step in device memory, as kv_step_export fills them, for a layer's lane. There are
+ * two sets of them, one for each step that can be open at once; the addresses of a set never
+ * change, so that kernels on them can be captured in a graph, one for each set. kv_step_reserve
+ * enqueues what differs from the step before in the same set, in front of whatever the step's
+ * stream gets next. What items, rows and blocks a step does not have is marked. Constants come from
+ * kv_step_export (with no buffers: once, they stay too). */
+typedef struct kv_cuda_tables {
+    uint32_t struct_size, flags;
+    const void *next;
+    uint32_t kv_head;            /* in: as in kv_tables */
+    uint32_t place;              /* out: which set, 0 or 1 */
+    const int32_t *block_table;  /* [max_step_sequences, block_table_stride]; -1 behind its end */
+    const int64_t *slot_mapping; /* [max_step_tokens]; -1: no row */
+    const int32_t *query_start;  /* [max_step_sequences + 1]; items that are not have no rows */
+    const int32_t *kv_len;       /* [max_step_sequences]; 0: no item */
+    const int32_t *positions;    /* [max_step_tokens] */
+    uint64_t block_table_stride;
+} kv_cuda_tables;
+
+/* From kv_step_reserve until the step's end, for whatever is enqueued on its stream. The layer
+ * counts as exported. kv_step_reserve returns AGAIN also when the device has too many uploads in
+ * flight: nothing has changed then, and once it has caught up the call can be repeated.
+ * Errors: INVALID. Threads: external. */
+KV_API KV_MUST_CHECK kv_status kv_cuda_step_tables(kv_step *step, uint32_t layer,
+                                                   kv_cuda_tables *tables);
+
+/* Bytes of device memory behind the pool's arena now. Elastic pools give theirs back once no step
+ * in flight can read them. Errors: INVALID (the pool is on the CPU). Threads: external. */
+KV_API KV_MUST_CHECK kv_status kv_cuda_pool_memory(kv_pool *pool, uint64_t *out_bytes);
+
+#ifdef __cplusplus
+}
+#endif
+
+#endif /* KVRT_KV_CUDA_H */

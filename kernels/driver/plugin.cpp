@@ -1,0 +1,145 @@
+// The plugin: what libkvrt.so loads as libkvrt_cuda.so, a table of functions over one device.
+#include "device/plugin.h"
+
+#include <new>
+
+#include "driver/arena.hpp"
+#include "driver/table.hpp"
+
+using namespace kvrt;
+using namespace kvrt::cuda;
+
+/// Members end in the order that work in flight needs: fences wait for it, then memory goes.
+struct kvrt_device {
+    host_allocator allocator;
+    device_context context;
+    arena_memory arena;
+    device_table table;
+    staging_ring staging;
+    fence_ring fences;
+
+    explicit kvrt_device(const kvrt_device_options& options)
+        : arena(context, fences, allocator, options.elastic != 0) {
+        allocator.user = options.allocator;
+        allocator.allocate = options.allocate;
+        allocator.release = options.release;
+    }
+    device_pointer at(uint64_t offset) const { return arena.base() + offset; }
+};
+
+namespace {
+
+/// The current context's device; the first, where there is none.
+int current_device(const driver& calls) {
+    device_number device = 0;
+    return calls.context_device(&device) == success ? device : 0;
+}
+
+kv_status open(const kvrt_device_options* options, kvrt_device** out_device) {
+    *out_device = nullptr;
+    if (options->struct_size < sizeof *options) {
+        return fail(KV_INTERNAL, "options of a device: {} bytes of {}", options->struct_size,
+                    sizeof *options);
+    }
+    const driver* calls = nullptr;
+    KVRT_TRY(load_driver(calls));
+    host_allocator allocator;
+    allocator.user = options->allocator;
+    allocator.allocate = options->allocate;
+    allocator.release = options->release;
+    void* memory =
+        allocate(allocator, sizeof(kvrt_device), alignof(kvrt_device), memory_contents::zeroed);
+    if (memory == nullptr) {
+        return fail(KV_NO_MEMORY, "the allocator refused {} bytes for the device",
+                    sizeof(kvrt_device));
+    }
+    kvrt_device* device = new (memory) kvrt_device(*options);
+    status verdict = device->context.open(*calls, current_device(*calls));
+    if (verdict == KV_OK) verdict = device->fences.create(device->context);
+    if (verdict == KV_OK) {
+        *out_device = device;
+        return KV_OK;
+    }
+    device->~kvrt_device();
+    release(allocator, memory, sizeof(kvrt_device), alignof(kvrt_device));
+    return verdict;
+}
+
+void close(kvrt_device* device) {
+    host_allocator allocator = device->allocator;
+    device->~kvrt_device();
+    release(allocator, device, sizeof(kvrt_device), alignof(kvrt_device));
+}
+
+kv_status reserve(kvrt_device* device, uint64_t bytes, uint64_t alignment, void** out_base) {
+    std::byte* base = nullptr;
+    const status verdict = device->arena.reserve(bytes, alignment, &base);
+    *out_base = base;
+    return verdict;
+}
+
+kv_status poll(kvrt_device* device) {
+    const status verdict = device->fences.poll();
+    if (verdict == KV_OK) device->arena.collect();
+    return verdict;
+}
+
+kv_status copy(kvrt_device* device, uint64_t step, uint64_t target, uint64_t source,
+               uint64_t bytes) {
+    const stream_handle stream = device->fences.stream_of(step);
+    if (stream == nullptr) return fail(KV_INTERNAL, "step {} has no stream", step);
+    const current_context here(device->context);
+    KVRT_TRY(here.state());
+    return device->context.check(device->context.calls().copy_on_device(
+                                     device->at(target), device->at(source), bytes, stream),
+                                 "cuMemcpyDtoDAsync");
+}
+
+kv_status create_table(kvrt_device* device, uint64_t words, uint64_t staging_bytes,
+                       void** out_address) {
+    KVRT_TRY(device->staging.create(device->context, staging_bytes));
+    // Without the kernel, every run of lines is a copy.
+    KVRT_TRY(device->table.create(device->context, device->allocator, words, 0xffffffffu, nullptr));
+    *out_address = reinterpret_cast<void*>(device->table.address());
+    return KV_OK;
+}
+
+kv_status upload_table(kvrt_device* device, uint64_t step) {
+    const stream_handle stream = device->fences.stream_of(step);
+    if (stream == nullptr) return fail(KV_INTERNAL, "step {} has no stream", step);
+    return device->table.upload(device->staging, stream);
+}
+
+const kvrt_plugin plugin = {
+    .struct_size = sizeof(kvrt_plugin),
+    .version = KVRT_PLUGIN_VERSION,
+    .last_message = []() -> const char* { return message_buffer(); },
+    .open = open,
+    .close = close,
+    .reserve = reserve,
+    .commit = [](kvrt_device* device, uint64_t offset,
+                 uint64_t bytes) { return device->arena.commit(offset, bytes); },
+    .give_back = [](kvrt_device* device, uint64_t offset,
+                    uint64_t bytes) { device->arena.give_back(offset, bytes); },
+    .mapped_bytes = [](const kvrt_device* device) { return device->arena.mapped_bytes(); },
+    .begin_step =
+        [](kvrt_device* device, uint64_t step, void* stream) {
+            return device->fences.begin(step, static_cast<stream_handle>(stream));
+        },
+    .end_step = [](kvrt_device* device, uint64_t step) { return device->fences.record(step); },
+    .poll = poll,
+    .passed = [](const kvrt_device* device, uint64_t step) -> int32_t {
+        return device->fences.passed(step) ? 1 : 0;
+    },
+    .copy = copy,
+    .create_table = create_table,
+    .write_table = [](kvrt_device* device, uint64_t first, const uint32_t* words,
+                      uint64_t count) { device->table.write(first, words, count); },
+    .upload_table = upload_table,
+};
+
+}  // namespace
+
+extern "C" __attribute__((visibility("default"))) const kvrt_plugin* kvrt_cuda_plugin(void) {
+    return &plugin;
+}

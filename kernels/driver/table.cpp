@@ -1,0 +1,179 @@
+#include "driver/table.hpp"
+
+#include <algorithm>
+#include <bit>
+#include <cstring>
+
+namespace kvrt::cuda {
+
+namespace {
+
+/// So many runs of lines are copied one by one: each costs a call, as the kernel does.
+constexpr uint32_t most_copied_runs = 4;
+constexpr uint64_t no_line = ~uint64_t{0};
+
+uint64_t spread_bytes(uint64_t count) {
+    return round_up<uint64_t>(count * sizeof(uint32_t), line_bytes) + count * line_bytes;
+}
+
+/// How many lines' entries fit in so many bytes.
+uint64_t lines_that_fit(uint64_t bytes) {
+    uint64_t count = bytes / (line_bytes + sizeof(uint32_t));
+    while (count != 0 && spread_bytes(count) > bytes) --count;
+    return count;
+}
+
+}  // namespace
+
+device_table::~device_table() {
+    if (memory_ == 0) return;
+    const current_context here(*device_);
+    (void)device_->calls().memory_free(memory_);
+}
+
+status device_table::create(device_context& device, host_allocator& allocator, uint64_t words,
+                            uint32_t filler, function_handle spread) {
+    device_ = &device;
+    spread_ = spread;
+    const uint64_t lines = ceil_divide<uint64_t>(words, line_words);
+    if (lines > 0xffffffffu) {
+        return fail(KV_TOO_LARGE, "a table of {} words: line numbers have 32 bits", words);
+    }
+    KVRT_TRY(image_.allocate(allocator, lines * line_words, "image of device tables",
+                             memory_contents::undefined));
+    KVRT_TRY(marks_.allocate(allocator, ceil_divide<uint64_t>(lines, 64), "marks of tables"));
+    KVRT_TRY(
+        groups_.allocate(allocator, ceil_divide<uint64_t>(marks_.size(), 64), "marks of tables"));
+    const current_context here(device);
+    KVRT_TRY(here.state());
+    KVRT_TRY(device.check(device.calls().memory_allocate(&memory_, lines * line_bytes),
+                          "cuMemAlloc (tables)"));
+    std::fill(image_.begin(), image_.end(), filler);
+    for (uint64_t line = 0; line < lines; ++line) marks_[line / 64] |= uint64_t{1} << line % 64;
+    for (uint64_t i = 0; i < marks_.size(); ++i) groups_[i / 64] |= uint64_t{1} << i % 64;
+    pending_ = lines;
+    return KV_OK;
+}
+
+void device_table::write(uint64_t first, const uint32_t* words, uint64_t count) {
+    const uint64_t end = first + count;
+    for (uint64_t at = first; at < end;) {
+        const uint64_t line = at / line_words;
+        const uint64_t here = std::min((line + 1) * line_words, end) - at;
+        const uint32_t* source = words + (at - first);
+        if (std::memcmp(image_.data() + at, source, here * sizeof(uint32_t)) != 0) {
+            std::memcpy(image_.data() + at, source, here * sizeof(uint32_t));
+            uint64_t& marks = marks_[line / 64];
+            const uint64_t mark = uint64_t{1} << line % 64;
+            if ((marks & mark) == 0) ++pending_;
+            marks |= mark;
+            groups_[line / 64 / 64] |= uint64_t{1} << line / 64 % 64;
+        }
+        at += here;
+    }
+}
+
+/// The first pending line at `from` or behind it.
+uint64_t device_table::find_line(uint64_t from) const {
+    uint64_t word = from / 64;
+    if (word >= marks_.size()) return no_line;
+    const uint64_t here = marks_[word] >> from % 64 << from % 64;
+    if (here != 0) return word * 64 + static_cast<uint64_t>(std::countr_zero(here));
+    ++word;
+    for (uint64_t group = word / 64; group < groups_.size(); ++group) {
+        const uint32_t skipped = group == word / 64 ? word % 64 : 0;
+        const uint64_t words = groups_[group] >> skipped << skipped;
+        if (words == 0) continue;
+        word = group * 64 + static_cast<uint64_t>(std::countr_zero(words));
+        return word * 64 + static_cast<uint64_t>(std::countr_zero(marks_[word]));
+    }
+    return no_line;
+}
+
+uint32_t device_table::runs_up_to(uint32_t most) const {
+    uint32_t runs = 0;
+    for (uint64_t line = find_line(0); line != no_line && runs < most; ++runs) {
+        uint64_t next = find_line(line + 1);
+        while (next == line + 1) {
+            line = next;
+            next = find_line(line + 1);
+        }
+        line = next;
+    }
+    return runs;
+}
+
+status device_table::upload(staging_ring& ring, stream_handle stream) {
+    while (pending_ != 0) {
+        const bool copies =
+            spread_ == nullptr || runs_up_to(most_copied_runs + 1) <= most_copied_runs;
+        KVRT_TRY(copies ? copy_runs(ring, stream) : spread_lines(ring, stream));
+    }
+    return KV_OK;
+}
+
+/// One batch of copies, as far as the ring has room.
+status device_table::copy_runs(staging_ring& ring, stream_handle stream) {
+    const uint64_t wanted = pending_ * line_bytes;
+    KVRT_TRY(ring.open(std::min(wanted, ring.bytes() / 4), wanted, stream));
+    const uint64_t room = ring.size() / line_bytes;
+    uint64_t used = 0;
+    status verdict = KV_OK;
+    for (uint64_t line = find_line(0); line != no_line && used < room && verdict == KV_OK;
+         line = find_line(line)) {
+        uint64_t end = line;
+        while (end - line < room - used && find_line(end) == end) ++end;
+        const uint64_t bytes = (end - line) * line_bytes;
+        std::memcpy(ring.data() + used * line_bytes, image_.data() + line * line_words, bytes);
+        verdict = ring.copy(memory_ + line * line_bytes, used * line_bytes, bytes);
+        used += end - line;
+        if (verdict == KV_OK) forget(line, end);
+    }
+    const status closed = ring.close(used * line_bytes);
+    return verdict == KV_OK ? closed : verdict;
+}
+
+/// One batch for the kernel, as large as the ring has room for.
+status device_table::spread_lines(staging_ring& ring, stream_handle stream) {
+    const uint64_t wanted = spread_bytes(pending_);
+    KVRT_TRY(ring.open(std::min(wanted, ring.bytes() / 4), wanted, stream));
+    const uint64_t count = std::min(pending_, lines_that_fit(ring.size()));
+    std::byte* const words = ring.data() + (spread_bytes(count) - count * line_bytes);
+    uint64_t line = find_line(0);
+    for (uint64_t i = 0; i < count; ++i, line = find_line(line + 1)) {
+        const uint32_t number = static_cast<uint32_t>(line);
+        std::memcpy(ring.data() + i * sizeof number, &number, sizeof number);
+        std::memcpy(words + i * line_bytes, image_.data() + line * line_words, line_bytes);
+    }
+    status verdict = ring.copy(ring.on_device(0), 0, spread_bytes(count));
+    if (verdict == KV_OK) verdict = launch_spread(ring, stream, static_cast<uint32_t>(count));
+    if (verdict == KV_OK) forget(0, line == no_line ? marks_.size() * 64 : line);
+    const status closed = ring.close(spread_bytes(count));
+    return verdict == KV_OK ? closed : verdict;
+}
+
+status device_table::launch_spread(staging_ring& ring, stream_handle stream, uint32_t count) {
+    spread_parameters call{memory_, ring.on_device(0), count};
+    void* parameters[] = {&call};
+    const uint32_t lines_per_block = spread_block_threads / line_words;
+    const current_context here(*device_);
+    KVRT_TRY(here.state());
+    return device_->check(
+        device_->calls().launch(spread_, ceil_divide(count, lines_per_block), 1, 1,
+                                spread_block_threads, 1, 1, 0, stream, parameters, nullptr),
+        "cuLaunchKernel (spread_lines)");
+}
+
+/// Lines [first, end) are on their way.
+void device_table::forget(uint64_t first, uint64_t end) {
+    for (uint64_t word = first / 64; word < ceil_divide<uint64_t>(end, 64); ++word) {
+        uint64_t mask = ~uint64_t{0};
+        if (word == first / 64) mask = mask >> first % 64 << first % 64;
+        if (word == end / 64) mask &= (uint64_t{1} << end % 64) - 1;
+        pending_ -= static_cast<uint64_t>(std::popcount(marks_[word] & mask));
+        marks_[word] &= ~mask;
+        if (marks_[word] == 0) groups_[word / 64] &= ~(uint64_t{1} << word % 64);
+    }
+}
+
+}  // namespace kvrt::cuda

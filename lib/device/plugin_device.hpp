@@ -1,0 +1,60 @@
+// A device that comes as a plugin: found and loaded when a pool first asks for it, so that this
+// library needs neither its driver nor its runtime.
+#pragma once
+
+#include "base/host_memory.hpp"
+#include "device/device.hpp"
+#include "device/plugin.h"
+
+namespace kvrt {
+
+/// The CUDA plugin, loaded at the first call and kept. It is looked for, in this order:
+///   the path in KVRT_CUDA_PLUGIN, if that is set, and nowhere else;
+///   beside the file that this library is in;
+///   where the system looks for shared libraries.
+/// UNSUPPORTED says where that was, or that another version was found. Threads: safe.
+status load_cuda_plugin(const kvrt_plugin*& out);
+
+/// UNSUPPORTED where `plugin`, found at `place`, is not what this library can use.
+status check_plugin(const kvrt_plugin* plugin, const char* place);
+
+/// For tests: what load_cuda_plugin gives from now on; null: what it finds.
+void replace_cuda_plugin(const kvrt_plugin* plugin);
+
+class plugin_device final : public device_memory, public step_clock {
+  public:
+    plugin_device() = default;
+    plugin_device(const plugin_device&) = delete;
+    plugin_device& operator=(const plugin_device&) = delete;
+    ~plugin_device() override;
+
+    /// `allocator` outlives it.
+    status open(const kvrt_plugin& plugin, host_allocator& allocator, bool elastic);
+    bool is_open() const { return device_ != nullptr; }
+
+    status reserve(uint64_t bytes, uint64_t alignment, std::byte** out_base) override;
+    status commit(uint64_t offset, uint64_t bytes) override;
+    void give_back(uint64_t offset, uint64_t bytes) override;
+    uint64_t mapped_bytes() const { return plugin_->mapped_bytes(device_); }
+
+    status begin_step(uint64_t step, void* stream);
+    status end_step(uint64_t step);
+    status poll();
+    bool passed(uint64_t step) const override;
+    status copy(uint64_t step, uint64_t target, uint64_t source, uint64_t bytes);
+
+    status create_table(uint64_t words, uint64_t staging_bytes, std::byte** out_address);
+    void write_table(uint64_t first, const uint32_t* words, uint64_t count) {
+        plugin_->write_table(device_, first, words, count);
+    }
+    status upload_table(uint64_t step);
+
+  private:
+    /// The plugin's message becomes this library's.
+    status told(status verdict) const;
+
+    const kvrt_plugin* plugin_ = nullptr;
+    kvrt_device* device_ = nullptr;
+};
+
+}  // namespace kvrt
