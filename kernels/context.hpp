@@ -30,9 +30,11 @@
 
 #if defined(__CUDACC__)
 #define KVRT_DEVICE __device__ __forceinline__
+#define KVRT_BOTH __host__ __device__ __forceinline__
 #define KVRT_UNROLL _Pragma("unroll")
 #else
 #define KVRT_DEVICE inline
+#define KVRT_BOTH inline
 #define KVRT_UNROLL
 #endif
 
@@ -52,7 +54,7 @@ struct alignas(8) word2 {
 /// Types of elements in memory; the first three as kv_dtype numbers them.
 enum class number : uint32_t { f32 = 1, f16 = 2, bf16 = 3 };
 
-KVRT_DEVICE constexpr uint32_t number_bytes(number type) { return type == number::f32 ? 4 : 2; }
+KVRT_BOTH constexpr uint32_t number_bytes(number type) { return type == number::f32 ? 4 : 2; }
 
 /// What both contexts are checked against.
 template <class Cx>
