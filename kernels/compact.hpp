@@ -32,6 +32,7 @@ struct compact_lane {
     uint32_t next_position;
 };
 inline constexpr uint64_t no_sums = ~uint64_t{0};
+inline constexpr uint32_t no_block = 0xffffffffu;
 
 /// Explicit positions beside the arena (memory/block_id.hpp). Their entries move, and become
 /// explicit where they were not. Without base there are none.
@@ -239,6 +240,7 @@ KVRT_DEVICE void move_notes(const head_move<Cx>& move, const compact_lane& lane)
     for (uint32_t first = 0; first < move.count; first += compact_threads) {
         const uint32_t slot = first + Cx::thread();
         uint32_t position = 0;
+        uint32_t kept_in = no_block;  // the block whose entry is right already
         float sum = 0.0f;
         if (slot < move.count) {
             const uint32_t from = Cx::template load_constant<uint32_t>(move.survivors + slot);
@@ -247,6 +249,7 @@ KVRT_DEVICE void move_notes(const head_move<Cx>& move, const compact_lane& lane)
                 if (from < lane.explicit_slots) {
                     const uint32_t id =
                         Cx::template load_constant<uint32_t>(move.source + from / tokens);
+                    if (from == slot) kept_in = id;
                     position = Cx::template load<uint32_t>(call.positions.of(id, move.head) +
                                                            from % tokens);
                 }
@@ -257,7 +260,8 @@ KVRT_DEVICE void move_notes(const head_move<Cx>& move, const compact_lane& lane)
         if (slot >= move.count) continue;
         if (positions) {
             const uint32_t id = Cx::template load_constant<uint32_t>(move.target + slot / tokens);
-            Cx::store(call.positions.of(id, move.head) + slot % tokens, position);
+            if (id != kept_in)
+                Cx::store(call.positions.of(id, move.head) + slot % tokens, position);
         }
         if (sums != nullptr) Cx::store(sums + slot, sum);
     }

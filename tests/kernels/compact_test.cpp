@@ -125,8 +125,11 @@ void check(const lane_description& what, const std::vector<lane_case>& cohort, t
 
 TEST_CASE("compact kernel: bytes, positions and sums of a cohort") {
     std::vector<lane_case> cohort = {
-        {200, 77, 0, false},  {256, 130, 20, true}, {90, 90, 90, false},  // all stay
+        {200, 77, 32, false},  // the first slots are shared with the next
+        {256, 130, 40, true},  //
+        {90, 90, 90, false},   // all stay
         {150, 64, 37, false},  // a prompt that ends within a group
+        {120, 50, 0, false},   //
         {40, 1, 0, true},
     };
     lane_description cases[] = {

@@ -26,6 +26,7 @@ void block_sum(const float* numbers, uint32_t count, float* out, defect seeded) 
     float* const shared = reinterpret_cast<float*>(Cx::shared());
     const uint32_t thread = Cx::thread();
     float sum = 0.0f;
+    if (seeded == defect::block_race && thread == 0) out[0] = sum;
     for (uint32_t i = thread; i < count; i += 128) {
         sum += Cx::template load<float>(numbers + i);
     }
@@ -45,13 +46,7 @@ void block_sum(const float* numbers, uint32_t count, float* out, defect seeded) 
     for (uint32_t bits = 16; bits != 0; bits /= 2) {
         part += Cx::shuffle_xor(part, bits, narrow ? 0x0000ffffu : 0xffffffffu);
     }
-    if (thread == 0) {
-        if (seeded == defect::block_race) {
-            out[0] = part;
-        } else {
-            Cx::store(out + Cx::block(), part);
-        }
-    }
+    if (thread == 0) Cx::store(out + Cx::block(), part);
 }
 
 /// Sums of the columns of [rows][8] numbers, by one warp that brings in 16 rows at a time, two

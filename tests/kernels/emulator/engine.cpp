@@ -38,7 +38,6 @@ struct emulated_warp {
         collective what = nullptr;
         uint32_t mask = 0, arrived = 0;
         uint32_t turn = 0;
-        char tags[2] = {};
     };
     meeting meetings[lanes];
     lane_values values[lanes];
@@ -47,7 +46,13 @@ struct emulated_warp {
 struct barrier_state {
     uint32_t arrived = 0, count = 0;
     uint32_t turn = 0;
-    char tags[2] = {};
+};
+
+// Addresses that the thread sanitizer knows the order of threads by, two for each barrier and each
+// lowest lane of a warp. A block has its own: what it waits for says nothing of other blocks.
+struct order_tags {
+    char barrier[barriers][2];
+    char warp[lanes][lanes][2];
 };
 
 // A block of the launch that is running; there is one.
@@ -58,6 +63,7 @@ struct emulated_block {
     std::vector<emulated_warp> warps;
     barrier_state barrier[barriers];
     std::byte* shared = nullptr;
+    std::unique_ptr<order_tags> tags;
     std::vector<uint8_t> coming;  // by 16 bytes of shared memory
     uint32_t running = 0;
     bool stopped = false;
@@ -182,6 +188,7 @@ launch_report run_blocks(const launch_options& options, void (*body)(void*), voi
     // What blocks leave behind is kept to the end: the thread sanitizer would take memory that two
     // blocks use one after the other for memory that they share.
     std::vector<std::vector<emulated_thread>> threads;
+    std::vector<std::unique_ptr<order_tags>> tags;
     std::vector<std::byte*> shared;
     for (uint32_t block = 0; block < options.blocks && !now.stopped; ++block) {
         now.index = block;
@@ -189,6 +196,7 @@ launch_report run_blocks(const launch_options& options, void (*body)(void*), voi
         now.threads.resize(options.threads);
         now.warps.assign((options.threads + lanes - 1) / lanes, {});
         for (barrier_state& each : now.barrier) each = {};
+        now.tags = std::make_unique<order_tags>();
         const size_t bytes = (options.shared_bytes + 2 * strip_bytes + 255) / 256 * 256;
         std::byte* const raw = static_cast<std::byte*>(std::aligned_alloc(256, bytes));
         if (raw == nullptr) throw std::bad_alloc();
@@ -207,6 +215,7 @@ launch_report run_blocks(const launch_options& options, void (*body)(void*), voi
         }
 #if defined(KVRT_EMULATE_THREAD)
         threads.push_back(std::move(now.threads));
+        tags.push_back(std::move(now.tags));
 #endif
     }
     now.threads.clear();
@@ -286,15 +295,14 @@ void wait_at_barrier(uint32_t id, uint32_t count, site where) {
 }
 
 void* barrier_tag(uint32_t id) {
-    barrier_state& barrier = now.barrier[id % barriers];
-    return &barrier.tags[barrier.turn % 2];
+    id %= barriers;
+    return &now.tags->barrier[id][now.barrier[id].turn % 2];
 }
 
 void* warp_tag(uint32_t mask) {
-    emulated_warp::meeting& met =
-        now.warps[now.running / lanes]
-            .meetings[mask == 0 ? 0 : static_cast<uint32_t>(__builtin_ctz(mask))];
-    return &met.tags[met.turn % 2];
+    const uint32_t warp = now.running / lanes;
+    const uint32_t lowest = mask == 0 ? 0 : static_cast<uint32_t>(__builtin_ctz(mask));
+    return &now.tags->warp[warp][lowest][now.warps[warp].meetings[lowest].turn % 2];
 }
 
 void run_collective(collective what, uint32_t mask, lane_values& mine, site where) {
