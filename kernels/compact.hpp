@@ -34,23 +34,6 @@ struct compact_lane {
 inline constexpr uint64_t no_sums = ~uint64_t{0};
 inline constexpr uint32_t no_block = 0xffffffffu;
 
-/// Explicit positions beside the arena (memory/block_id.hpp). Their entries move, and become
-/// explicit where they were not. Without base there are none.
-struct position_place {
-    uint32_t* base = nullptr;
-    uint64_t reciprocal = 0;
-    uint32_t units_per_slab = 1;
-    uint32_t blocks_per_slab = 1;
-    uint32_t block_stride = 0;
-    uint32_t block_tokens = 16;
-
-    KVRT_DEVICE uint32_t* of(uint32_t id, uint32_t head) const {
-        const uint32_t in_slab = static_cast<uint32_t>(id % units_per_slab * reciprocal >> 32);
-        const uint64_t index = uint64_t{id / units_per_slab} * blocks_per_slab + in_slab;
-        return base + index * block_stride + head * block_tokens;
-    }
-};
-
 /// Launch with compact_blocks(...) blocks of compact_threads threads and compact_shared_bytes.
 struct compact_parameters {
     std::byte* arena = nullptr;

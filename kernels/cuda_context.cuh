@@ -169,6 +169,15 @@ struct cuda_context {
     }
     static KVRT_DEVICE float bits_to_f32(uint32_t bits) { return __uint_as_float(bits); }
     static KVRT_DEVICE uint32_t f32_to_bits(float value) { return __float_as_uint(value); }
+    /// Byte i of the result is the one that nibble i of `which` says: 0 to 3 of a, 4 to 7 of b.
+    static KVRT_DEVICE uint32_t permute_bytes(uint32_t a, uint32_t b, uint32_t which) {
+        return __byte_perm(a, b, which);
+    }
+    static KVRT_DEVICE uint32_t add_f16x2(uint32_t a, uint32_t b) {
+        uint32_t sum;
+        asm("add.rn.f16x2 %0, %1, %2;" : "=r"(sum) : "r"(a), "r"(b));
+        return sum;
+    }
     static KVRT_DEVICE float multiply_add(float a, float b, float c) { return __fmaf_rn(a, b, c); }
     static KVRT_DEVICE float exp2(float value) {
         float result;

@@ -4,6 +4,7 @@
 
 #include "format/tile.hpp"
 #include "kernels/layout.hpp"
+#include "memory/block_id.hpp"
 
 namespace kvrt::kernels {
 
@@ -51,6 +52,16 @@ inline bool describe(const tile_layout& from, block_place& to) {
     to.kv_heads = from.kv_heads;
     to.block_bytes = from.block_bytes;
     return describe(from.keys, to.keys) && describe(from.values, to.values);
+}
+
+/// `base` is the device's copy of the store.
+inline position_place describe(const position_store& from, uint32_t* base) {
+    return {base,
+            from.numbering.reciprocal,
+            units_per_slab,
+            from.numbering.blocks_per_slab,
+            from.block_stride,
+            from.block_tokens};
 }
 
 }  // namespace kvrt::kernels

@@ -40,8 +40,8 @@ struct operand_place {
         return offset + slot / slots_of_group * group_stride + slot % slots_of_group * slot_stride +
                head * head_stride + word * word_stride;
     }
-    KVRT_DEVICE bool by_rows() const { return word_stride == word_bytes; }
-    KVRT_DEVICE uint32_t row_bytes() const { return words * word_bytes; }
+    KVRT_BOTH bool by_rows() const { return word_stride == word_bytes; }
+    KVRT_BOTH uint32_t row_bytes() const { return words * word_bytes; }
 };
 
 struct block_place {
@@ -68,6 +68,23 @@ KVRT_DEVICE std::byte* block_at(std::byte* arena, uint32_t id) {
 KVRT_DEVICE const std::byte* block_at(const std::byte* arena, uint32_t id) {
     return arena + uint64_t{id} * block_unit_bytes;
 }
+
+/// Explicit positions of slots, beside the arena (memory/block_id.hpp). Without base there are
+/// none.
+struct position_place {
+    uint32_t* base = nullptr;
+    uint64_t reciprocal = 0;
+    uint32_t units_per_slab = 1;
+    uint32_t blocks_per_slab = 1;
+    uint32_t block_stride = 0;
+    uint32_t block_tokens = 16;
+
+    KVRT_DEVICE uint32_t* of(uint32_t id, uint32_t head) const {
+        const uint32_t in_slab = static_cast<uint32_t>(id % units_per_slab * reciprocal >> 32);
+        const uint64_t index = uint64_t{id / units_per_slab} * blocks_per_slab + in_slab;
+        return base + index * block_stride + head * block_tokens;
+    }
+};
 
 /// [rows, heads, dim] in the caller's memory; strides in elements.
 struct tensor_place {

@@ -101,8 +101,7 @@ void check(const lane_description& what, const std::vector<lane_case>& cohort, t
     kernels::compact_parameters call;
     call.arena = here.arena.data();
     call.place = here.place;
-    call.positions = {positions.data(),          numbering.reciprocal, kvrt::units_per_slab,
-                      numbering.blocks_per_slab, store.block_stride,   what.block_tokens};
+    call.positions = kernels::describe(store, positions.data());
     call.lanes = on_lanes.data();
     call.tables = on_tables.data();
     call.survivors = on_survivors.data();

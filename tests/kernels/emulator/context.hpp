@@ -203,6 +203,23 @@ struct context {
     static float bf16_to_f32(uint16_t bits) { return kvrt::bf16_to_f32(bits); }
     static float bits_to_f32(uint32_t bits) { return std::bit_cast<float>(bits); }
     static uint32_t f32_to_bits(float value) { return std::bit_cast<uint32_t>(value); }
+    static uint32_t permute_bytes(uint32_t a, uint32_t b, uint32_t which) {
+        const uint64_t both = a | uint64_t{b} << 32;
+        uint32_t made = 0;
+        for (uint32_t i = 0; i < 4; ++i) {
+            const uint32_t from = which >> (4 * i) & 7u;
+            made |= static_cast<uint32_t>(both >> (8 * from) & 0xffu) << (8 * i);
+        }
+        return made;
+    }
+    static uint32_t add_f16x2(uint32_t a, uint32_t b) {
+        const auto sum = [&](uint32_t shift) {
+            const float x = f16_to_f32(static_cast<uint16_t>(a >> shift));
+            const float y = f16_to_f32(static_cast<uint16_t>(b >> shift));
+            return uint32_t{f32_to_f16(x + y)} << shift;
+        };
+        return sum(0) | sum(16);
+    }
     static float multiply_add(float a, float b, float c) { return std::fma(a, b, c); }
     static float exp2(float value) { return std::exp2(value); }
     static float log2(float value) { return std::log2(value); }

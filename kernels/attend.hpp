@@ -1,0 +1,83 @@
+// What decode attention is told, by layer, by sequence and by piece of a sequence. The meaning of
+// windows, sinks, soft-caps and slopes is that of attention/attend.hpp.
+//
+// Two launches: pieces of contexts leave partial softmaxes (attend_decode.hpp), which are joined in
+// ascending order of slots (attend_join.hpp). What is cut where depends on a sequence's own length
+// alone, so its output does not depend on what else is in the batch.
+#pragma once
+
+#include "kernels/layout.hpp"
+
+namespace kvrt::kernels {
+
+inline constexpr uint32_t attend_threads = 128;
+inline constexpr uint32_t attend_warps = attend_threads / warp_lanes;
+inline constexpr uint32_t query_rows = 16;  ///< query heads of a KV head that are taken at once
+
+/// One sequence, one row of it.
+struct attend_sequence {
+    uint32_t table;  ///< row of the block tables
+    uint32_t row;    ///< of the tensors
+    uint32_t slots;
+    uint32_t explicit_slots;  ///< positions of these are stored
+    uint32_t next_position;
+    uint32_t
+        window_first;  ///< slots before it are not seen, unless below window_sinks; 0: no window
+    uint32_t first_partial;
+    uint32_t pieces;
+};
+
+/// Slots [first_slot, end_slot) of a sequence; first_slot is a multiple of 16, and end_slot is, or
+/// is the sequence's last. `sequence` may be no_sequence: nothing is to be done.
+struct attend_piece {
+    uint32_t sequence;
+    uint32_t first_slot;
+    uint32_t end_slot;
+    uint32_t partial;
+};
+
+/// Slots of a piece of a sequence of so many slots: at most 64 pieces, none smaller than 256 slots.
+constexpr uint32_t attend_piece_slots(uint32_t slots) {
+    const uint32_t even = (slots + 63) / 64;
+    return even <= 256 ? 256 : (even + 63) / 64 * 64;
+}
+
+/// Partial softmaxes, by [partial][query head]. Logits are in units of log(2).
+struct attend_partials {
+    float* largest = nullptr;
+    float* sum = nullptr;     ///< of exp2(logit - largest)
+    float* values = nullptr;  ///< [..][value dim]: weighted so, not divided by the sum
+};
+
+struct attend_parameters {
+    const std::byte* arena = nullptr;
+    block_place place;
+    block_tables tables;
+    position_place positions;                    ///< read where there are slopes
+    const attend_sequence* sequences = nullptr;  ///< [sequence_count]
+    const attend_piece* pieces = nullptr;        ///< [piece_count]
+    uint32_t sequence_count = 0;
+    uint32_t piece_count = 0;
+    tensor_place queries;  ///< [rows, query_heads, key dim]
+    tensor_place out;      ///< [rows, query_heads, value dim]
+    number query_type = number::f16;
+    number out_type = number::f16;
+    attend_partials partials;
+    float* log_sum_exp = nullptr;  ///< [rows][query_heads], or null
+    uint32_t query_heads = 0;
+    float scale = 1.0f;
+    float softcap = 0.0f;                 ///< 0: none
+    const float* sink_logits = nullptr;   ///< [query_heads], or null
+    const float* alibi_slopes = nullptr;  ///< [query_heads], or null
+    uint32_t window_sinks = 0;
+
+    KVRT_BOTH uint32_t group() const { return query_heads / place.kv_heads; }
+    KVRT_BOTH uint32_t row_tiles() const { return (group() + query_rows - 1) / query_rows; }
+};
+
+/// Blocks of a launch of attend_pieces.
+inline uint32_t attend_blocks(const attend_parameters& call) {
+    return call.piece_count * call.place.kv_heads * call.row_tiles();
+}
+
+}  // namespace kvrt::kernels

@@ -1,0 +1,31 @@
+// attend_decode.hpp and attend_join.hpp for the GPU: kvrt_attend_decode_<storage>_<most channels>.
+#include "kernels/attend_decode.hpp"
+#include "kernels/attend_join.hpp"
+#include "kernels/cuda_context.cuh"
+
+using namespace kvrt::kernels;
+
+#define KVRT_ATTEND_DECODE(name, tiles)                          \
+    extern "C" __global__ void __launch_bounds__(attend_threads) \
+        name(const __grid_constant__ attend_parameters call) {   \
+        attend_pieces<cuda_context, tiles>(call);                \
+    }
+
+using f16_64 = half_tiles<cuda_context, number::f16, 64>;
+using f16_128 = half_tiles<cuda_context, number::f16, 128>;
+using f16_256 = half_tiles<cuda_context, number::f16, 256>;
+using bf16_64 = half_tiles<cuda_context, number::bf16, 64>;
+using bf16_128 = half_tiles<cuda_context, number::bf16, 128>;
+using bf16_256 = half_tiles<cuda_context, number::bf16, 256>;
+
+KVRT_ATTEND_DECODE(kvrt_attend_decode_f16_64, f16_64)
+KVRT_ATTEND_DECODE(kvrt_attend_decode_f16_128, f16_128)
+KVRT_ATTEND_DECODE(kvrt_attend_decode_f16_256, f16_256)
+KVRT_ATTEND_DECODE(kvrt_attend_decode_bf16_64, bf16_64)
+KVRT_ATTEND_DECODE(kvrt_attend_decode_bf16_128, bf16_128)
+KVRT_ATTEND_DECODE(kvrt_attend_decode_bf16_256, bf16_256)
+
+extern "C" __global__ void __launch_bounds__(attend_threads)
+    kvrt_attend_join(const __grid_constant__ attend_parameters call) {
+    join_pieces<cuda_context>(call);
+}
