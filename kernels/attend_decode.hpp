@@ -246,8 +246,7 @@ struct piece_of_context {
             }
         }
         if constexpr (tiles::coded) {
-            tiles::template weigh_values<Cx>(*this, values, visible, scores, weights, rescale,
-                                             state);
+            tiles::weigh_values(*this, values, visible, scores, weights, rescale, state);
         }
         // Rounded weights are what values are multiplied by, so they are what is summed.
         uint32_t packed[4];

@@ -6,6 +6,8 @@
 #include <limits>
 
 #include "base/executor.hpp"
+#include "format/small_float.hpp"
+#include "kernels/attend_codes.hpp"
 #include "kernels/attend_decode.hpp"
 #include "kernels/attend_join.hpp"
 #include "lane_fixture.hpp"
@@ -126,8 +128,7 @@ class attention_on_device {
             device_tensor values(number::f32, slots_[s], test_.lane.kv_heads, test_.lane.value_dim);
             keys.fill(100 + s);
             values.fill(200 + s);
-            const bool plain = lane_.layout.keys.plain();
-            for (uint32_t slot = test_.window_sinks; slot < window_first(s) && plain; ++slot) {
+            for (uint32_t slot = test_.window_sinks; slot < window_first(s); ++slot) {
                 keys.put(slot, 0, 1, std::nanf(""));
                 values.put(slot, 0, 1, std::nanf(""));
             }
@@ -258,6 +259,10 @@ constexpr double f16_bound = 2.0 / 2048, bf16_bound = 1.0 / 256;
 
 template <number type, uint32_t channels>
 using half = kernels::half_tiles<context, type, channels>;
+template <uint32_t channels>
+using bytes = kernels::code_tiles<context, false, channels>;
+template <uint32_t channels>
+using nibbles = kernels::code_tiles<context, true, channels>;
 
 }  // namespace
 
@@ -299,4 +304,65 @@ TEST_CASE("attend kernel: windows, sinks, soft-caps and slopes") {
     test.window = test.window_sinks = 0;
     test.slopes = true;
     check<half<number::f16, 128>>(test, f16_bound);
+}
+
+TEST_CASE("attend kernel: all codes become the f16 that they stand for") {
+    struct reading {
+        kernels::coding codes;
+        float (*number_of)(uint8_t);
+        uint32_t count;
+    };
+    const reading readings[] = {
+        {kernels::coding::int8_token,
+         [](uint8_t code) { return static_cast<float>(static_cast<int8_t>(code)); }, 256},
+        {kernels::coding::int4_token, [](uint8_t code) { return static_cast<float>(code); }, 16},
+        {kernels::coding::fp8_token, kvrt::e4m3_to_f32, 256},
+        {kernels::coding::fp8_e4m3, kvrt::e4m3_to_f32, 256},
+        {kernels::coding::fp8_e5m2, kvrt::e5m2_to_f32, 256},
+    };
+    for (const reading& each : readings) {
+        CAPTURE(static_cast<uint32_t>(each.codes));
+        for (uint32_t code = 0; code < each.count; ++code) {
+            for (uint32_t at = 0; at < 4; ++at) {
+                uint32_t pairs[2];
+                kernels::bytes_to_f16<context>(each.codes, code << (8 * at), pairs);
+                for (uint32_t i = 0; i < 4; ++i) {
+                    const float right = each.number_of(static_cast<uint8_t>(i == at ? code : 0));
+                    const float got =
+                        kernels::code_unit(each.codes) *
+                        kvrt::f16_to_f32(static_cast<uint16_t>(pairs[i / 2] >> (16 * (i % 2))));
+                    REQUIRE((got == right || (std::isnan(got) && std::isnan(right))));
+                }
+            }
+        }
+    }
+}
+
+TEST_CASE("attend kernel: storage in bytes") {
+    const auto of = [](uint32_t keys, uint32_t values, uint32_t key_dim, uint32_t value_dim) {
+        return lane_description{
+            .key_dim = key_dim, .value_dim = value_dim, .key_format = keys, .value_format = values};
+    };
+    const lane_description int8 = of(KV_FORMAT_INT8_TOKEN, KV_FORMAT_INT8_TOKEN, 64, 64);
+    check<bytes<64>>({int8, number::f16, number::f16}, f16_bound);
+    if (few_cases) return;
+    check<bytes<128>>({of(KV_FORMAT_FP8_TOKEN, KV_FORMAT_FP8_E4M3, 72, 120), number::f32,
+                       number::f32, 6, 100, 20},
+                      f16_bound);
+    check<bytes<256>>(
+        {of(KV_FORMAT_FP8_E5M2, KV_FORMAT_FP8_TOKEN, 256, 40), number::bf16, number::f32, 20},
+        f16_bound);
+}
+
+TEST_CASE("attend kernel: storage in nibbles") {
+    lane_description int4{.key_format = KV_FORMAT_INT4_TOKEN, .value_format = KV_FORMAT_INT4_TOKEN};
+    check<nibbles<64>>({int4, number::f16, number::f16}, f16_bound);
+    if (few_cases) return;
+    int4.key_dim = 72;
+    int4.value_dim = 120;
+    check<nibbles<128>>({int4, number::f32, number::f32, 6, 100, 20, 3.0f, true}, f16_bound);
+    int4.key_dim = 248;
+    int4.value_dim = 136;
+    int4.block_tokens = 32;
+    check<nibbles<256>>({int4, number::bf16, number::f32, 2, 0, 0, 0.0f, false, true}, f16_bound);
 }
