@@ -6,10 +6,10 @@
 
 using namespace kvrt::kernels;
 
-#define KVRT_ATTEND_DECODE(name, tiles)                          \
-    extern "C" __global__ void __launch_bounds__(attend_threads) \
-        name(const __grid_constant__ attend_parameters call) {   \
-        attend_pieces<cuda_context, tiles>(call);                \
+#define KVRT_ATTEND_DECODE(name, tiles)                             \
+    extern "C" __global__ void __launch_bounds__(attend_threads, 1) \
+        name(const __grid_constant__ attend_parameters call) {      \
+        attend_pieces<cuda_context, tiles>(call);                   \
     }
 
 using f16_64 = half_tiles<cuda_context, number::f16, 64>;
@@ -38,7 +38,7 @@ KVRT_ATTEND_DECODE(kvrt_attend_decode_nibbles_64, nibbles_64)
 KVRT_ATTEND_DECODE(kvrt_attend_decode_nibbles_128, nibbles_128)
 KVRT_ATTEND_DECODE(kvrt_attend_decode_nibbles_256, nibbles_256)
 
-extern "C" __global__ void __launch_bounds__(attend_threads)
+extern "C" __global__ void __launch_bounds__(attend_threads, 1)
     kvrt_attend_join(const __grid_constant__ attend_parameters call) {
     join_pieces<cuda_context>(call);
 }

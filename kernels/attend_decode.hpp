@@ -313,32 +313,38 @@ struct piece_of_context {
         float* const parts = reinterpret_cast<float*>(Cx::shared() + memory::head_bytes);
         const uint32_t dim = call.place.values.dim;
         Cx::barrier();
+        float* const mine = parts + Cx::warp() * part + Cx::lane() / 4 * row_floats;
+        float least[2], steps[2];
         KVRT_UNROLL
         for (uint32_t half = 0; half < 2; ++half) {
-            float sum = state.sum[half], least = state.least[half];
+            float sum = state.sum[half];
+            least[half] = state.least[half];
             KVRT_UNROLL
             for (uint32_t bits = 1; bits < 4; bits *= 2) {
                 sum += Cx::shuffle_xor(sum, bits);
-                least += Cx::shuffle_xor(least, bits);
+                least[half] += Cx::shuffle_xor(least[half], bits);
             }
             // What is weighted by steps is relative to heaviest; nothing, where that is -infinity.
-            const float steps =
+            steps[half] =
                 tiles::coded ? Cx::exp2(state.heaviest[half] - state.largest[half]) : 1.0f;
-            float* const row = parts + Cx::warp() * part + (Cx::lane() / 4 + half * 8) * row_floats;
-            if (Cx::lane() % 4 == 0) {
-                row[0] = state.largest[half];
-                row[1] = sum;
-            }
+            if (Cx::lane() % 4 != 0) continue;
+            mine[half * 8 * row_floats] = state.largest[half];
+            mine[half * 8 * row_floats + 1] = sum;
+        }
+        KVRT_UNROLL
+        for (uint32_t tile = 0; tile < tiles::channels / 8; ++tile) {
             KVRT_UNROLL
-            for (uint32_t tile = 0; tile < tiles::channels / 8; ++tile) {
+            for (uint32_t i = 0; i < 2; ++i) {
+                const uint32_t channel =
+                    tiles::channel_of(call.place.values, tile, Cx::lane() % 4 * 2 + i);
+                if (channel >= dim) continue;
                 KVRT_UNROLL
-                for (uint32_t i = 0; i < 2; ++i) {
-                    const uint32_t channel =
-                        tiles::channel_of(call.place.values, tile, Cx::lane() % 4 * 2 + i);
-                    if (channel >= dim) continue;
-                    const float out = state.out[tile][half * 2 + i];
-                    row[2 + channel] =
-                        tiles::coded ? (out == 0.0f ? least : out * steps + least) : out;
+                for (uint32_t half = 0; half < 2; ++half) {
+                    float out = state.out[tile][half * 2 + i];
+                    if constexpr (tiles::coded) {
+                        out = out == 0.0f ? least[half] : out * steps[half] + least[half];
+                    }
+                    mine[half * 8 * row_floats + 2 + channel] = out;
                 }
             }
         }

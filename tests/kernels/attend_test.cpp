@@ -366,3 +366,22 @@ TEST_CASE("attend kernel: storage in nibbles") {
     int4.block_tokens = 32;
     check<nibbles<256>>({int4, number::bf16, number::f32, 2, 0, 0, 0.0f, false, true}, f16_bound);
 }
+
+TEST_CASE("attend kernel: shared memory fits a multiprocessor of sm_80 at the widest rows") {
+    constexpr uint32_t most = 163 << 10;
+    const auto place_of = [](uint32_t format, uint32_t dim) {
+        const lane here({.kv_heads = 1,
+                         .key_dim = dim,
+                         .value_dim = dim,
+                         .key_format = format,
+                         .value_format = format},
+                        1, 1);
+        return here.place;
+    };
+    CHECK(kernels::attend_memory<half<number::f16, 256>>::bytes(place_of(KV_FORMAT_F16, 256)) <=
+          most);
+    CHECK(kernels::attend_memory<half<number::f16, 128>>::bytes(place_of(KV_FORMAT_F16, 128)) <=
+          most);
+    CHECK(kernels::attend_memory<bytes<256>>::bytes(place_of(KV_FORMAT_INT8_TOKEN, 256)) <= most);
+    CHECK(kernels::attend_memory<nibbles<256>>::bytes(place_of(KV_FORMAT_INT4_TOKEN, 256)) <= most);
+}
