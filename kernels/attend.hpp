@@ -1,5 +1,6 @@
-// What decode attention is told, by layer, by sequence and by piece of a sequence. The meaning of
-// windows, sinks, soft-caps and slopes is that of attention/attend.hpp.
+// What attention of decoded tokens, and of a few rows at once, is told: by layer, by sequence and
+// by piece of a sequence. The meaning of windows, sinks, soft-caps and slopes is that of
+// attention/attend.hpp.
 //
 // Two launches: pieces of contexts leave partial softmaxes (attend_decode.hpp), which are joined in
 // ascending order of slots (attend_join.hpp). What is cut where depends on a sequence's own length
@@ -12,19 +13,25 @@ namespace kvrt::kernels {
 
 inline constexpr uint32_t attend_threads = 128;
 inline constexpr uint32_t attend_warps = attend_threads / warp_lanes;
-inline constexpr uint32_t query_rows = 16;  ///< query heads of a KV head that are taken at once
+inline constexpr uint32_t query_rows = 16;  ///< query vectors of a KV head that are taken at once
 
-/// One sequence, one row of it.
+/// Rows of one sequence: its last tokens. Row r has position next_position - rows + r and sees the
+/// slots below slots - (rows - 1 - r); with a window, of those only the sinks and those from
+/// window_first + r on. A query vector is a query head of a row.
+///
+/// Rows of a sequence are multiplied together, so values that are not finite reach, as NaN, those
+/// rows, too, that do not see them but share a tile with one that does.
 struct attend_sequence {
-    uint32_t table;  ///< row of the block tables
-    uint32_t row;    ///< of the tensors
+    uint32_t table;      ///< row of the block tables
+    uint32_t first_row;  ///< of the tensors
+    uint32_t rows;       ///< up to most_rows of the launch
     uint32_t slots;
     uint32_t explicit_slots;  ///< positions of these are stored
     uint32_t next_position;
-    uint32_t
-        window_first;  ///< slots before it are not seen, unless below window_sinks; 0: no window
-    uint32_t first_partial;
+    int32_t window_first;    ///< may be negative: all are inside
+    uint32_t first_partial;  ///< a piece has one for each row
     uint32_t pieces;
+    uint32_t unused[3];
 };
 
 /// Slots [first_slot, end_slot) of a sequence; first_slot is a multiple of 16, and end_slot is, or
@@ -33,7 +40,7 @@ struct attend_piece {
     uint32_t sequence;
     uint32_t first_slot;
     uint32_t end_slot;
-    uint32_t partial;
+    uint32_t partial;  ///< of row 0; piece p of a sequence has first_partial + p * rows
 };
 
 /// Slots of a piece of a sequence of so many slots: at most 64 pieces, none smaller than 256 slots.
@@ -69,15 +76,20 @@ struct attend_parameters {
     float softcap = 0.0f;                 ///< 0: none
     const float* sink_logits = nullptr;   ///< [query_heads], or null
     const float* alibi_slopes = nullptr;  ///< [query_heads], or null
+    bool window = false;
     uint32_t window_sinks = 0;
+    uint32_t most_rows = 1;
 
     KVRT_BOTH uint32_t group() const { return query_heads / place.kv_heads; }
-    KVRT_BOTH uint32_t row_tiles() const { return (group() + query_rows - 1) / query_rows; }
+    /// Of the most rows; a sequence of fewer has none for the last ones.
+    KVRT_BOTH uint32_t vector_tiles() const {
+        return (most_rows * group() + query_rows - 1) / query_rows;
+    }
 };
 
 /// Blocks of a launch of attend_pieces.
 inline uint32_t attend_blocks(const attend_parameters& call) {
-    return call.piece_count * call.place.kv_heads * call.row_tiles();
+    return call.piece_count * call.place.kv_heads * call.vector_tiles();
 }
 
 }  // namespace kvrt::kernels

@@ -1,7 +1,7 @@
-// Decode attention over one piece of one sequence's context: a block of threads has the query heads
-// of one KV head (16 at most), each of its warps every fourth group of 16 slots. A warp is on its
-// own: it has its stages of keys and values on the way by cp.async, and its running softmax; at the
-// end the warps' parts are joined, in order.
+// Attention over one piece of one sequence's context: a block of threads has the query vectors of
+// one KV head (heads of one row, or of a few; 16 at most), each of its warps every fourth group of
+// 16 slots. A warp is on its own: it has its stages of keys and values on the way by cp.async, and
+// its running softmax; at the end the warps' parts are joined, in order.
 #pragma once
 
 #include "kernels/attend_tiles.hpp"
@@ -44,7 +44,7 @@ KVRT_DEVICE float load_number(const std::byte* address, number type) {
     return load_number<Cx, number::bf16>(address);
 }
 
-/// A running softmax of rows lane / 4 and lane / 4 + 8.
+/// A running softmax of vectors lane / 4 and lane / 4 + 8.
 template <class tiles>
 struct running_softmax {
     float largest[2];   ///< of logits
@@ -63,8 +63,15 @@ struct piece_of_context {
     attend_piece piece;
     const uint32_t* table;
     uint32_t kv_head;
-    uint32_t first_head;  ///< query head of row 0
-    uint32_t rows;        ///< that are query heads
+    uint32_t first_vector;  ///< of the KV head: row * group + head of the group
+    uint32_t vectors;
+
+    KVRT_DEVICE uint32_t row_of(uint32_t vector) const {
+        return (first_vector + vector) / call.group();
+    }
+    KVRT_DEVICE uint32_t head_of(uint32_t vector) const {
+        return kv_head * call.group() + (first_vector + vector) % call.group();
+    }
 
     KVRT_DEVICE std::byte* queries() const { return Cx::shared(); }
     KVRT_DEVICE float* query_sums() const {
@@ -76,12 +83,12 @@ struct piece_of_context {
                (Cx::warp() * memory::stages + index) * memory::stage_bytes(call.place);
     }
 
-    /// Queries into shared memory, each row divided by a power of 2 near its largest, so that f16
-    /// holds any.
+    /// Queries into shared memory, each vector divided by a power of 2 near its largest, so that
+    /// f16 holds any.
     KVRT_DEVICE void load_queries() const {
         const uint32_t dim = call.place.keys.dim;
-        for (uint32_t row = Cx::warp(); row < query_rows; row += attend_warps) {
-            std::byte* const to = queries() + row * memory::query_row;
+        for (uint32_t vector = Cx::warp(); vector < query_rows; vector += attend_warps) {
+            std::byte* const to = queries() + vector * memory::query_row;
             for (uint32_t i = Cx::lane(); i < memory::query_row / 4; i += warp_lanes) {
                 Cx::store(to + i * 4, 0u);
             }
@@ -93,10 +100,11 @@ struct piece_of_context {
             for (uint32_t i = 0; i < each; ++i) {
                 const uint32_t channel = Cx::lane() + i * warp_lanes;
                 query[i] = 0.0f;
-                if (channel >= dim || row >= rows) continue;
-                const int64_t element = int64_t{sequence.row} * call.queries.row_stride +
-                                        int64_t{first_head + row} * call.queries.head_stride +
-                                        int64_t{channel} * call.queries.dim_stride;
+                if (channel >= dim || vector >= vectors) continue;
+                const int64_t element =
+                    int64_t{sequence.first_row + row_of(vector)} * call.queries.row_stride +
+                    int64_t{head_of(vector)} * call.queries.head_stride +
+                    int64_t{channel} * call.queries.dim_stride;
                 query[i] = load_number<Cx>(
                     call.queries.data + element * int64_t{number_bytes(call.query_type)},
                     call.query_type);
@@ -127,17 +135,23 @@ struct piece_of_context {
                 sum += Cx::shuffle_xor(sum, bits);
             }
             if (Cx::lane() == 0) {
-                query_sums()[row] = sum;
-                query_factors()[row] = Cx::bits_to_f32(exponent << 23);
+                query_sums()[vector] = sum;
+                query_factors()[vector] = Cx::bits_to_f32(exponent << 23);
             }
         }
     }
 
-    /// Which of 16 slots the row sees.
+    /// Which of 16 slots rows [first, last] see, any of them.
+    KVRT_DEVICE uint32_t seen_by(uint32_t group, uint32_t first, uint32_t last) const {
+        const uint32_t slot = group * slots_of_group;
+        const uint32_t below = slots_below(sequence.slots - (sequence.rows - 1 - last), slot);
+        const int32_t from = sequence.window_first + static_cast<int32_t>(first);
+        if (!call.window || from <= 0) return below;
+        return below & (slots_below(call.window_sinks, slot) |
+                        ~slots_below(static_cast<uint32_t>(from), slot));
+    }
     KVRT_DEVICE uint32_t seen(uint32_t group) const {
-        const uint32_t first = group * slots_of_group;
-        return slots_below(sequence.slots, first) &
-               (slots_below(call.window_sinks, first) | ~slots_below(sequence.window_first, first));
+        return seen_by(group, row_of(0), row_of(vectors - 1));
     }
     /// The next group of this warp, from `group` on, of which something is seen.
     KVRT_DEVICE uint32_t next_group(uint32_t group, uint32_t end) const {
@@ -155,49 +169,57 @@ struct piece_of_context {
         tiles::fetch_values(call.place.values, from, to + tiles::key_bytes(call.place.keys));
     }
 
-    /// Position of a slot, less that of the row.
-    KVRT_DEVICE float relative_position(uint32_t slot) const {
+    /// Position of a slot, less that of a row.
+    KVRT_DEVICE float relative_position(uint32_t slot, uint32_t row) const {
+        const uint32_t behind = sequence.rows - row;  // next_position is, of the row's own
         if (slot >= sequence.explicit_slots) {
-            return static_cast<float>(static_cast<int32_t>(slot + 1 - sequence.slots));
+            return static_cast<float>(static_cast<int32_t>(slot + behind - sequence.slots));
         }
         const uint32_t tokens = call.place.block_tokens;
         const uint32_t id = Cx::template load_constant<uint32_t>(table + slot / tokens);
         const uint32_t position =
             Cx::template load_constant<uint32_t>(call.positions.of(id, kv_head) + slot % tokens);
-        return static_cast<float>(static_cast<int32_t>(position + 1 - sequence.next_position));
+        return static_cast<float>(static_cast<int32_t>(position + behind - sequence.next_position));
     }
 
     /// Logits in units of log(2), from products of codes; -infinity where a slot is not seen.
     KVRT_DEVICE void finish_logits(uint32_t group, const std::byte* keys,
                                    float (&scores)[2][4]) const {
-        const uint32_t visible = seen(group);
+        // Of the two vectors that this lane has logits of; rows that there are not see nothing.
+        uint32_t visible[2];
+        KVRT_UNROLL
+        for (uint32_t half = 0; half < 2; ++half) {
+            const uint32_t vector = Cx::lane() / 4 + half * 8;
+            const uint32_t row = row_of(vector);
+            visible[half] = vector < vectors ? seen_by(group, row, row) : 0;
+        }
         KVRT_UNROLL
         for (uint32_t tile = 0; tile < 2; ++tile) {
             KVRT_UNROLL
             for (uint32_t i = 0; i < 4; ++i) {
                 const uint32_t slot = tile * 8 + Cx::lane() % 4 * 2 + i % 2;
-                const uint32_t row = Cx::lane() / 4 + i / 2 * 8;
+                const uint32_t vector = Cx::lane() / 4 + i / 2 * 8;
+                const bool counts = (visible[i / 2] >> slot & 1u) != 0;
                 float logit = scores[tile][i];
                 if constexpr (tiles::coded) {
                     logit = tiles::key_product(call.place.keys, keys, kv_head, slot, logit,
-                                               query_sums()[row]);
+                                               query_sums()[vector]);
                 }
-                logit *= call.scale * query_factors()[row];
+                logit *= call.scale * query_factors()[vector];
                 if (call.softcap != 0.0f) {
                     logit = call.softcap * Cx::tanh(logit / call.softcap);
                 }
-                if (call.alibi_slopes != nullptr && row < rows && (visible >> slot & 1u) != 0) {
+                if (call.alibi_slopes != nullptr && counts) {
                     logit +=
-                        Cx::template load_constant<float>(call.alibi_slopes + first_head + row) *
-                        relative_position(group * slots_of_group + slot);
+                        Cx::template load_constant<float>(call.alibi_slopes + head_of(vector)) *
+                        relative_position(group * slots_of_group + slot, row_of(vector));
                 }
-                const bool counts = (visible >> slot & 1u) != 0;
                 scores[tile][i] = counts ? logit * log2_of_e : Cx::bits_to_f32(0xff800000u);
             }
         }
     }
 
-    /// The largest of a row's logits among the four lanes that have it.
+    /// The largest of a vector's logits among the four lanes that have it.
     static KVRT_DEVICE float largest_of_row(const float (&scores)[2][4], uint32_t half,
                                             float so_far) {
         float largest = so_far;
@@ -350,7 +372,7 @@ struct piece_of_context {
         }
         Cx::barrier();
         const float nothing = Cx::bits_to_f32(0xff800000u);
-        for (uint32_t i = Cx::thread(); i < rows * dim; i += attend_threads) {
+        for (uint32_t i = Cx::thread(); i < vectors * dim; i += attend_threads) {
             const uint32_t row = i / dim, channel = i % dim;
             float largest = nothing;
             for (uint32_t w = 0; w < attend_warps; ++w) {
@@ -365,7 +387,8 @@ struct piece_of_context {
                 sum = Cx::multiply_add(factor, from[1], sum);
                 value = Cx::multiply_add(factor, from[2 + channel], value);
             }
-            const uint64_t at = uint64_t{piece.partial} * call.query_heads + first_head + row;
+            const uint64_t at =
+                (uint64_t{piece.partial} + row_of(row)) * call.query_heads + head_of(row);
             Cx::store(call.partials.values + at * dim + channel, value);
             if (channel != 0) continue;
             Cx::store(call.partials.largest + at, largest);
@@ -378,24 +401,25 @@ struct piece_of_context {
 /// attend_memory<tiles>::bytes(...) of shared memory.
 template <class Cx, class tiles>
 KVRT_DEVICE void attend_pieces(const attend_parameters& call) {
-    const uint32_t row_tile = Cx::block() % call.row_tiles();
-    const uint32_t kv_head = Cx::block() / call.row_tiles() % call.place.kv_heads;
-    const uint32_t index = Cx::block() / call.row_tiles() / call.place.kv_heads;
+    const uint32_t tile = Cx::block() % call.vector_tiles();
+    const uint32_t kv_head = Cx::block() / call.vector_tiles() % call.place.kv_heads;
+    const uint32_t index = Cx::block() / call.vector_tiles() / call.place.kv_heads;
     const word4 piece = Cx::template load_constant<word4>(call.pieces + index);
     if (piece.x == no_sequence) return;
-    const attend_sequence* const listed = call.sequences + piece.x;
+    const std::byte* const listed = reinterpret_cast<const std::byte*>(call.sequences + piece.x);
     const word4 low = Cx::template load_constant<word4>(listed);
-    const word4 high =
-        Cx::template load_constant<word4>(reinterpret_cast<const std::byte*>(listed) + 16);
-    const uint32_t rows_left = call.group() - row_tile * query_rows;
+    const word4 high = Cx::template load_constant<word4>(listed + 16);
+    const uint32_t all_vectors = low.z * call.group(), first_vector = tile * query_rows;
+    if (first_vector >= all_vectors) return;
+    const uint32_t vectors = all_vectors - first_vector;
     const piece_of_context<Cx, tiles> work{
         call,
-        {low.x, low.y, low.z, low.w, high.x, high.y, high.z, high.w},
+        {low.x, low.y, low.z, low.w, high.x, high.y, static_cast<int32_t>(high.z), high.w, 0, {}},
         {piece.x, piece.y, piece.z, piece.w},
         call.tables.of(low.x),
         kv_head,
-        kv_head * call.group() + row_tile * query_rows,
-        rows_left < query_rows ? rows_left : query_rows};
+        first_vector,
+        vectors < query_rows ? vectors : query_rows};
     running_softmax<tiles> state = {};
     KVRT_UNROLL
     for (uint32_t half = 0; half < 2; ++half) {
