@@ -3,8 +3,10 @@
 // attention/attend.hpp.
 //
 // Two launches: pieces of contexts leave partial softmaxes (attend_decode.hpp), which are joined in
-// ascending order of slots (attend_join.hpp). What is cut where depends on a sequence's own length
-// alone, so its output does not depend on what else is in the batch.
+// ascending order of slots (attend_join.hpp). Where older blocks are stored otherwise there are
+// three: pieces of either kind are launched with their own place, and share the partials. What is
+// cut where depends on a sequence's own length alone, so its output does not depend on what else is
+// in the batch.
 #pragma once
 
 #include "kernels/layout.hpp"
@@ -70,8 +72,9 @@ struct attend_parameters {
     number query_type = number::f16;
     number out_type = number::f16;
     attend_partials partials;
-    float* log_sum_exp = nullptr;  ///< [rows][query_heads], or null
+    float* log_sum_exp = nullptr;  ///< [rows][row_heads], or null
     uint32_t query_heads = 0;
+    uint32_t row_heads = 0;  ///< query_heads, or more where the layer is one of several lanes
     float scale = 1.0f;
     float softcap = 0.0f;                 ///< 0: none
     const float* sink_logits = nullptr;   ///< [query_heads], or null

@@ -76,7 +76,7 @@ KVRT_DEVICE void join_pieces(const attend_parameters& call) {
         }
     }
     if (call.log_sum_exp != nullptr && Cx::lane() == 0) {
-        Cx::store(call.log_sum_exp + uint64_t{tensor_row} * call.query_heads + head,
+        Cx::store(call.log_sum_exp + uint64_t{tensor_row} * call.row_heads + head,
                   total != 0.0f ? (largest + Cx::log2(total)) * ln_2 : nothing);
     }
 }

@@ -106,8 +106,23 @@ class attention_on_device {
         return worst / largest;
     }
     const device_tensor& out() const { return out_; }
-    kernels::attend_parameters& call() { return call_; }
-    device_array<kernels::attend_piece>& pieces() { return *on_pieces_; }
+    /// Nothing is to be done for any sequence but one, and that in the opposite order.
+    void leave_alone(uint32_t sequence) {
+        std::reverse(on_pieces_->begin(), on_pieces_->end());
+        for (kernels::attend_piece& piece : *on_pieces_) {
+            if (piece.sequence != sequence) piece.sequence = kernels::no_sequence;
+        }
+        for (kernels::attend_sequence& each : *on_sequences_) {
+            if (each.first_row != sequence) each.table = kernels::no_sequence;
+        }
+    }
+    std::vector<float> row(uint32_t index) const {
+        std::vector<float> numbers;
+        for (uint32_t head = 0; head < test_.query_heads; ++head) {
+            for (uint32_t i = 0; i < out_.dim; ++i) numbers.push_back(out_.get(index, head, i));
+        }
+        return numbers;
+    }
 
   private:
     size_t partials() const { return size_t{all_rows_} * most_pieces; }
@@ -199,7 +214,7 @@ class attention_on_device {
         call_.out_type = test_.out;
         call_.partials = {largest_.data(), sum_.data(), values_.data()};
         call_.log_sum_exp = log_sums_.data();
-        call_.query_heads = test_.query_heads;
+        call_.query_heads = call_.row_heads = test_.query_heads;
         call_.scale = 1.0f / std::sqrt(static_cast<float>(test_.lane.key_dim));
         call_.softcap = test_.softcap;
         if (test_.sinks) call_.sink_logits = head_values_.data();
@@ -323,6 +338,20 @@ TEST_CASE("attend kernel: windows, sinks, soft-caps and slopes") {
     test.window = test.window_sinks = 0;
     test.slopes = true;
     check<half<number::f16, 128>>(test, f16_bound);
+}
+
+TEST_CASE("attend kernel: the batch does not change a bit") {
+    attention_on_device here({{}, number::f16, number::f32});
+    const uint32_t last = static_cast<uint32_t>(lengths().size()) - 1;
+    here.run<half<number::f16, 64>>(thread_order::ascending);
+    const std::vector<float> among_others = here.row(last);
+    here.leave_alone(last);
+    here.run<half<number::f16, 64>>(thread_order::descending);
+    CHECK(here.row(last) == among_others);
+    // Nobody wrote the others' rows: they are as `run` left them.
+    float untouched = 0.0f;
+    std::memset(&untouched, 0xee, sizeof untouched);
+    if (last != 0) CHECK(here.row(0) == std::vector<float>(here.row(0).size(), untouched));
 }
 
 TEST_CASE("attend kernel: several rows of a sequence") {
