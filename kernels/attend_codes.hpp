@@ -47,19 +47,21 @@ KVRT_BOTH constexpr float code_unit(coding codes) {
     return codes == coding::fp8_token || codes == coding::fp8_e4m3 ? 256.0f : 1.0f;
 }
 
-/// `nibbles`: int4_token; else any of bytes.
-template <class Cx, bool nibbles, uint32_t most_channels>
+/// Nibbles are int4_token, else any of bytes.
+template <class Cx, bool key_nibbles, bool value_nibbles, uint32_t most_channels>
 struct code_tiles {
     static constexpr number query_type = number::f16;
     static constexpr number weight_type = number::f16;
     static constexpr bool coded = true;
     static constexpr uint32_t channels = most_channels;
-    static constexpr uint32_t halves = nibbles ? 2 : 1;  ///< of a row, in the nibbles of a byte
+    // Of a row, in the nibbles of a byte.
+    static constexpr uint32_t key_halves = key_nibbles ? 2 : 1;
+    static constexpr uint32_t value_halves = value_nibbles ? 2 : 1;
 
     static KVRT_BOTH uint32_t key_bytes(const operand_place& keys) { return keys.words * 64; }
     static KVRT_BOTH uint32_t value_bytes(const operand_place& values) { return values.words * 64; }
     static KVRT_BOTH uint32_t code_words(const operand_place& operand) {
-        return operand.dim / (4 * halves);
+        return operand.codes == coding::int4_token ? operand.dim / 8 : operand.dim / 4;
     }
     /// Steps of 4 words, for each half of the row.
     static KVRT_DEVICE uint32_t word_steps(const operand_place& operand) {
@@ -67,16 +69,16 @@ struct code_tiles {
     }
 
     static KVRT_DEVICE uint32_t column_of(const operand_place& keys, uint32_t channel) {
-        const uint32_t in_half = keys.dim / halves;
+        const uint32_t in_half = keys.dim / key_halves;
         const uint32_t half = channel / in_half, at = channel % in_half;
         const uint32_t q = at / 4 % 4, i = at % 4;
-        return (at / 16 * halves + half) * 16 + (i / 2) * 8 + q * 2 + i % 2;
+        return (at / 16 * key_halves + half) * 16 + (i / 2) * 8 + q * 2 + i % 2;
     }
     static KVRT_DEVICE uint32_t channel_of(const operand_place& values, uint32_t tile,
                                            uint32_t column) {
-        const uint32_t in_half = values.dim / halves;
-        const uint32_t half = tile / 4 % halves;
-        const uint32_t word = tile / (4 * halves) * 8 + column;
+        const uint32_t in_half = values.dim / value_halves;
+        const uint32_t half = tile / 4 % value_halves;
+        const uint32_t word = tile / (4 * value_halves) * 8 + column;
         return word * 4 < in_half ? half * in_half + word * 4 + tile % 4 : most_dim;
     }
 
@@ -107,7 +109,7 @@ struct code_tiles {
         const uint32_t q = Cx::lane() % 4, column = Cx::lane() / 4;
         const uint32_t steps = word_steps(keys), words = code_words(keys);
         KVRT_UNROLL
-        for (uint32_t step = 0; step < most_channels / 16 / halves; ++step) {
+        for (uint32_t step = 0; step < most_channels / 16 / key_halves; ++step) {
             if (step >= steps) break;
             uint32_t word[2] = {0, 0};
             if (step * 4 + q < words) {
@@ -115,11 +117,11 @@ struct code_tiles {
                 word[1] = Cx::template load<uint32_t>(shared + key_at(step * 4 + q, column + 8));
             }
             KVRT_UNROLL
-            for (uint32_t half = 0; half < halves; ++half) {
+            for (uint32_t half = 0; half < key_halves; ++half) {
                 uint32_t a[4], first[2], second[2];
-                Cx::load_matrices(a, queries + (step * halves + half) * 32);
-                bytes_to_f16<Cx>(keys.codes, codes_of(word[0], half), first);
-                bytes_to_f16<Cx>(keys.codes, codes_of(word[1], half), second);
+                Cx::load_matrices(a, queries + (step * key_halves + half) * 32);
+                bytes_to_f16<Cx>(keys.codes, codes_of<key_nibbles>(word[0], half), first);
+                bytes_to_f16<Cx>(keys.codes, codes_of<key_nibbles>(word[1], half), second);
                 Cx::template multiply<number::f16>(scores[0], a, first);
                 Cx::template multiply<number::f16>(scores[1], a, second);
             }
@@ -130,7 +132,7 @@ struct code_tiles {
     static KVRT_DEVICE float key_product(const operand_place& keys, const std::byte* shared,
                                          uint32_t head, uint32_t slot, float product,
                                          float query_sum) {
-        if constexpr (nibbles) {
+        if constexpr (key_nibbles) {
             const uint32_t meta =
                 Cx::template load<uint32_t>(shared + key_at(code_words(keys), slot));
             const float step = Cx::f16_to_f32(static_cast<uint16_t>(meta));
@@ -158,7 +160,7 @@ struct code_tiles {
             const bool seen = (visible >> slot & 1u) != 0;
             const std::byte* const meta = shared + (slot * values.words + code_words(values)) * 4;
             float step = 0.0f, least = 0.0f;
-            if constexpr (nibbles) {
+            if constexpr (value_nibbles) {
                 const uint32_t both = Cx::template load<uint32_t>(meta);
                 step = Cx::f16_to_f32(static_cast<uint16_t>(both));
                 least = Cx::f16_to_f32(static_cast<uint16_t>(both >> 16));
@@ -172,7 +174,7 @@ struct code_tiles {
             for (uint32_t half = 0; half < 2; ++half) {
                 const float logit = scores[i / 2][half * 2 + i % 2];
                 logits[i / 2][half * 2 + i % 2] = seen ? logit + log_step : logit;
-                if constexpr (nibbles) {
+                if constexpr (value_nibbles) {
                     const float weight = weights[i / 2][half * 2 + i % 2];
                     if (seen)
                         state.least[half] = Cx::multiply_add(weight, least, state.least[half]);
@@ -199,7 +201,7 @@ struct code_tiles {
         const uint32_t words = code_words(values);
         const uint32_t slots[4] = {2 * q, 2 * q + 1, 2 * q + 8, 2 * q + 9};
         KVRT_UNROLL
-        for (uint32_t step = 0; step < most_channels / 32 / halves; ++step) {
+        for (uint32_t step = 0; step < most_channels / 32 / value_halves; ++step) {
             if (step * 8 >= words) break;
             uint32_t word[4];
             KVRT_UNROLL
@@ -210,13 +212,13 @@ struct code_tiles {
                                 : 0;
             }
             KVRT_UNROLL
-            for (uint32_t half = 0; half < halves; ++half) {
+            for (uint32_t half = 0; half < value_halves; ++half) {
                 // Pairs of slots side by side, two channels in a word.
                 uint32_t pairs[2][4];
                 KVRT_UNROLL
                 for (uint32_t i = 0; i < 2; ++i) {
-                    const uint32_t even = codes_of(word[2 * i], half);
-                    const uint32_t odd = codes_of(word[2 * i + 1], half);
+                    const uint32_t even = codes_of<value_nibbles>(word[2 * i], half);
+                    const uint32_t odd = codes_of<value_nibbles>(word[2 * i + 1], half);
                     uint32_t low[2], high[2];
                     bytes_to_f16<Cx>(values.codes, Cx::permute_bytes(even, odd, 0x5140), low);
                     bytes_to_f16<Cx>(values.codes, Cx::permute_bytes(even, odd, 0x7362), high);
@@ -228,14 +230,15 @@ struct code_tiles {
                 KVRT_UNROLL
                 for (uint32_t channel = 0; channel < 4; ++channel) {
                     const uint32_t b[2] = {pairs[0][channel], pairs[1][channel]};
-                    Cx::template multiply<number::f16>(out[(step * halves + half) * 4 + channel],
-                                                       weights, b);
+                    Cx::template multiply<number::f16>(
+                        out[(step * value_halves + half) * 4 + channel], weights, b);
                 }
             }
         }
     }
 
   private:
+    template <bool nibbles>
     static KVRT_DEVICE uint32_t codes_of(uint32_t word, uint32_t half) {
         if constexpr (!nibbles) return word;
         return (half == 0 ? word : word >> 4) & 0x0f0f0f0fu;

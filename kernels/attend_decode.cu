@@ -18,12 +18,15 @@ using f16_256 = half_tiles<cuda_context, number::f16, 256>;
 using bf16_64 = half_tiles<cuda_context, number::bf16, 64>;
 using bf16_128 = half_tiles<cuda_context, number::bf16, 128>;
 using bf16_256 = half_tiles<cuda_context, number::bf16, 256>;
-using bytes_64 = code_tiles<cuda_context, false, 64>;
-using bytes_128 = code_tiles<cuda_context, false, 128>;
-using bytes_256 = code_tiles<cuda_context, false, 256>;
-using nibbles_64 = code_tiles<cuda_context, true, 64>;
-using nibbles_128 = code_tiles<cuda_context, true, 128>;
-using nibbles_256 = code_tiles<cuda_context, true, 256>;
+using bytes_64 = code_tiles<cuda_context, false, false, 64>;
+using bytes_128 = code_tiles<cuda_context, false, false, 128>;
+using bytes_256 = code_tiles<cuda_context, false, false, 256>;
+using nibbles_64 = code_tiles<cuda_context, true, true, 64>;
+using nibbles_128 = code_tiles<cuda_context, true, true, 128>;
+using nibbles_256 = code_tiles<cuda_context, true, true, 256>;
+using bytes_nibbles_64 = code_tiles<cuda_context, false, true, 64>;
+using bytes_nibbles_128 = code_tiles<cuda_context, false, true, 128>;
+using bytes_nibbles_256 = code_tiles<cuda_context, false, true, 256>;
 
 KVRT_ATTEND_DECODE(kvrt_attend_decode_f16_64, f16_64)
 KVRT_ATTEND_DECODE(kvrt_attend_decode_f16_128, f16_128)
@@ -37,6 +40,9 @@ KVRT_ATTEND_DECODE(kvrt_attend_decode_bytes_256, bytes_256)
 KVRT_ATTEND_DECODE(kvrt_attend_decode_nibbles_64, nibbles_64)
 KVRT_ATTEND_DECODE(kvrt_attend_decode_nibbles_128, nibbles_128)
 KVRT_ATTEND_DECODE(kvrt_attend_decode_nibbles_256, nibbles_256)
+KVRT_ATTEND_DECODE(kvrt_attend_decode_bytes_nibbles_64, bytes_nibbles_64)
+KVRT_ATTEND_DECODE(kvrt_attend_decode_bytes_nibbles_128, bytes_nibbles_128)
+KVRT_ATTEND_DECODE(kvrt_attend_decode_bytes_nibbles_256, bytes_nibbles_256)
 
 extern "C" __global__ void __launch_bounds__(attend_threads, 1)
     kvrt_attend_join(const __grid_constant__ attend_parameters call) {

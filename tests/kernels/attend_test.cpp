@@ -294,9 +294,10 @@ constexpr double f16_bound = 2.0 / 2048, bf16_bound = 1.0 / 256;
 template <number type, uint32_t channels>
 using half = kernels::half_tiles<context, type, channels>;
 template <uint32_t channels>
-using bytes = kernels::code_tiles<context, false, channels>;
+using bytes = kernels::code_tiles<context, false, false, channels>;
 template <uint32_t channels>
-using nibbles = kernels::code_tiles<context, true, channels>;
+using nibbles = kernels::code_tiles<context, true, true, channels>;
+using bytes_nibbles = kernels::code_tiles<context, false, true, 128>;
 
 }  // namespace
 
@@ -422,6 +423,9 @@ TEST_CASE("attend kernel: storage in nibbles") {
     int4.key_dim = 72;
     int4.value_dim = 120;
     check<nibbles<128>>({int4, number::f32, number::f32, 6, 100, 20, 3.0f, true}, f16_bound);
+    int4.key_format = KV_FORMAT_INT8_TOKEN;  // keys in bytes, values in nibbles
+    check<bytes_nibbles>({int4, number::f16, number::f32, 6}, f16_bound);
+    int4.key_format = KV_FORMAT_INT4_TOKEN;
     int4.key_dim = 248;
     int4.value_dim = 136;
     int4.block_tokens = 32;
