@@ -21,9 +21,9 @@
 //                while the kernel runs.
 //   atomics      atomic_add, relaxed
 //   numbers      conversions (to nearest even; f16 and bf16 as bits), fused multiply_add, exp2,
-//                log2, tanh; permute_bytes picks bytes of two words, add_f16x2 adds pairs. Nothing
-//                else is fused: both compilers are told so, because bytes that kernels store are
-//                compared.
+//                log2, tanh; permute_bytes picks bytes of two words, add_f16x2 adds pairs,
+//                count_bits counts bits that are set. Nothing else is fused: both compilers are
+//                told so, because bytes that kernels store are compared.
 #pragma once
 
 #include <cstddef>

@@ -173,6 +173,9 @@ struct cuda_context {
     static KVRT_DEVICE uint32_t permute_bytes(uint32_t a, uint32_t b, uint32_t which) {
         return __byte_perm(a, b, which);
     }
+    static KVRT_DEVICE uint32_t count_bits(uint32_t bits) {
+        return static_cast<uint32_t>(__popc(bits));
+    }
     static KVRT_DEVICE uint32_t add_f16x2(uint32_t a, uint32_t b) {
         uint32_t sum;
         asm("add.rn.f16x2 %0, %1, %2;" : "=r"(sum) : "r"(a), "r"(b));

@@ -212,6 +212,9 @@ struct context {
         }
         return made;
     }
+    static uint32_t count_bits(uint32_t bits) {
+        return static_cast<uint32_t>(std::popcount(bits));
+    }
     static uint32_t add_f16x2(uint32_t a, uint32_t b) {
         const auto sum = [&](uint32_t shift) {
             const float x = f16_to_f32(static_cast<uint16_t>(a >> shift));
