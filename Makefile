@@ -39,6 +39,7 @@ demo: deps
 # The trees are built one after the other: each uses all processors by itself.
 test:
 	@scripts/install_deps.sh --test --bindings
+	@scripts/fetch_cuda.sh >/dev/null || echo "no nvcc: CUDA kernels will not be compiled"
 	@$(MAKE) --no-print-directory release
 	@$(MAKE) --no-print-directory asan
 	@$(MAKE) --no-print-directory tsan

@@ -2,11 +2,10 @@
 """Runs all tests of the given build trees and prints `N passed, M failed` as its last line.
 
 Test programs (doctest, <tree>/bin/test_*) run in every tree, as many at once as there are
-processors; the tests of the package and of the sources' text (tests/{package,sources}/*_test.py,
-unittest) and those of the bindings (run_bindings.py) run once, on the first tree. N and M count test
-cases. A program that ends without its
-totals, or with an error that they do not show (a sanitizer's report at exit), counts as one failed
-case more.
+processors; the tests of the package, of the sources' text and of what CUDA kernels take
+(tests/{package,sources,kernels}/*_test.py, unittest) and those of the bindings (run_bindings.py)
+run once, on the first tree. N and M count test cases. A program that ends without its totals, or
+with an error that they do not show (a sanitizer's report at exit), counts as one failed case more.
 
 Environment for the programs: KVRT_TEST_TREE (release, asan, tsan: property tests run shorter under
 sanitizers), KVRT_TEST_MODEL (path of the model, where fetched), KVRT_UPDATE_GOLDEN.
@@ -103,10 +102,10 @@ def run_programs(trees, arguments):
 
 
 def run_outside_tests(tree):
-    """The tests that look at the project from outside: the package and the sources."""
+    """The tests that are no program: of the package, the sources, and compiled kernels."""
     os.environ["KVRT_BUILD_TREE"] = str(tree)
     passed = failed = 0
-    for folder in ("package", "sources"):
+    for folder in ("package", "sources", "kernels"):
         suite = unittest.TestLoader().discover(str(ROOT / "tests" / folder), "*_test.py")
         start = time.monotonic()
         result = unittest.TextTestRunner(stream=sys.stdout, verbosity=0).run(suite)

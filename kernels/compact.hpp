@@ -1,0 +1,293 @@
+// Compaction of a whole cohort of lanes in one launch: survivors slide to the front, in order,
+// their records byte for byte, and with them positions and sums of observed attention.
+//
+// A block of threads moves one operand of one KV head of one lane, a tile of target slots at a
+// time: it loads what will be there into registers, meets at a barrier, and stores. That is safe in
+// place. survivors[i] >= i, so a tile takes from slots at or behind its own first; what a tile
+// overwrites, earlier tiles and this one have loaded before the barrier, and later ones do not
+// need.
+//
+// Tile-local formats are not moved so: their rows must be coded anew (kernels know none of them).
+#pragma once
+
+#include "kernels/layout.hpp"
+
+namespace kvrt::kernels {
+
+inline constexpr uint32_t compact_threads = 128;
+inline constexpr uint32_t staged_words = 32;  ///< registers of a thread that hold what moves
+inline constexpr uint32_t tile_bytes = compact_threads * staged_words * 4;
+inline constexpr uint32_t most_tile_slots = 64;
+inline constexpr uint32_t compact_shared_bytes = 3 * 2 * most_tile_slots * 8;
+
+/// One lane of one sequence. Tables and survivors are places in the arrays of the launch.
+struct compact_lane {
+    uint64_t source_table;
+    uint64_t target_table;  ///< may be the same table, or share its first blocks
+    uint64_t survivors;     ///< of head 0; those of the next are survivor_stride further
+    uint64_t sums;          ///< of head 0, likewise; no_sums: none
+    uint32_t count;         ///< of survivors
+    uint32_t slots;         ///< before
+    uint32_t explicit_slots;
+    uint32_t next_position;
+};
+inline constexpr uint64_t no_sums = ~uint64_t{0};
+inline constexpr uint32_t no_block = 0xffffffffu;
+
+/// Launch with compact_blocks(...) blocks of compact_threads threads and compact_shared_bytes.
+struct compact_parameters {
+    std::byte* arena = nullptr;
+    block_place place;
+    position_place positions;
+    const compact_lane* lanes = nullptr;  ///< [count]
+    const uint32_t* tables = nullptr;
+    const uint32_t* survivors = nullptr;
+    float* sums = nullptr;
+    uint64_t survivor_stride = 0;
+    uint64_t sums_stride = 0;
+    uint32_t count = 0;
+};
+
+/// Keys, values, and what is known of slots.
+inline constexpr uint32_t compact_parts = 3;
+constexpr uint32_t compact_blocks(uint32_t lanes, uint32_t kv_heads) {
+    return lanes * kv_heads * compact_parts;
+}
+
+inline constexpr uint64_t stays = ~uint64_t{0};
+
+/// Where a tile's slots come from and go to: bytes in the arena; stays: nothing is to be done.
+struct tile_slots {
+    uint64_t* from;
+    uint64_t* to;
+};
+
+template <class Cx>
+struct head_move {
+    const compact_parameters& call;
+    const operand_place& operand;
+    const uint32_t* source;
+    const uint32_t* target;
+    const uint32_t* survivors;
+    uint32_t count;
+    uint32_t head;
+
+    KVRT_DEVICE uint64_t place_of(const uint32_t* table, uint32_t slot) const {
+        const uint32_t tokens = call.place.block_tokens;
+        return uint64_t{Cx::template load_constant<uint32_t>(table + slot / tokens)} *
+                   block_unit_bytes +
+               operand.at(slot % tokens, head, 0);
+    }
+
+    KVRT_DEVICE tile_slots slots_of(uint32_t tile) const {
+        uint64_t* const shared = reinterpret_cast<uint64_t*>(Cx::shared());
+        uint64_t* const from = shared + tile % 3 * 2 * most_tile_slots;
+        return {from, from + most_tile_slots};
+    }
+
+    KVRT_DEVICE void look_up(uint32_t tile, uint32_t tile_size) const {
+        const uint32_t slot = tile * tile_size + Cx::thread();
+        if (Cx::thread() >= tile_size || tile * tile_size >= count) return;
+        uint64_t from = stays, to = stays;
+        if (slot < count) {
+            from = place_of(source, Cx::template load_constant<uint32_t>(survivors + slot));
+            to = place_of(target, slot);
+            if (from == to) from = to = stays;
+        }
+        const tile_slots slots = slots_of(tile);
+        slots.from[Cx::thread()] = from;
+        slots.to[Cx::thread()] = to;
+    }
+};
+
+/// Rows in one piece: item i of a thread is `width` bytes of one row.
+template <class Cx, class piece>
+struct row_pieces {
+    static constexpr uint32_t words = sizeof(piece) / 4;
+    static constexpr uint32_t items = staged_words / words;
+    piece staged[items];
+
+    KVRT_DEVICE void load(const head_move<Cx>& move, const tile_slots& slots, uint32_t tile_size) {
+        const uint32_t in_row = move.operand.row_bytes() / sizeof(piece);
+        KVRT_UNROLL
+        for (uint32_t i = 0; i < items; ++i) {
+            const uint32_t index = i * compact_threads + Cx::thread();
+            if (index >= tile_size * in_row) continue;
+            const uint64_t from = slots.from[index / in_row];
+            if (from == stays) continue;
+            staged[i] = Cx::template load_once<piece>(move.call.arena + from +
+                                                      index % in_row * sizeof(piece));
+        }
+    }
+    KVRT_DEVICE void store(const head_move<Cx>& move, const tile_slots& slots, uint32_t tile_size) {
+        const uint32_t in_row = move.operand.row_bytes() / sizeof(piece);
+        KVRT_UNROLL
+        for (uint32_t i = 0; i < items; ++i) {
+            const uint32_t index = i * compact_threads + Cx::thread();
+            if (index >= tile_size * in_row) continue;
+            const uint64_t to = slots.to[index / in_row];
+            if (to == stays) continue;
+            Cx::store_once(move.call.arena + to + index % in_row * sizeof(piece), staged[i]);
+        }
+    }
+};
+
+/// Words of 16 slots side by side: item i of a thread is 16 bytes of one word, of several slots.
+template <class Cx, class element>
+struct column_pieces {
+    static constexpr uint32_t width = 16 / sizeof(element);  // slots
+    static constexpr uint32_t items = staged_words / 4;
+    uint32_t staged[items][4];
+
+    struct place {
+        uint32_t slot;  // in the tile
+        uint64_t word;  // bytes behind that of word 0
+        bool inside;
+    };
+    static KVRT_DEVICE place place_of(const head_move<Cx>& move, uint32_t i, uint32_t tile_size) {
+        constexpr uint32_t in_group = slots_of_group / width;
+        const uint32_t index = i * compact_threads + Cx::thread();
+        const uint32_t word = index / in_group % move.operand.words;
+        const uint32_t group = index / in_group / move.operand.words;
+        return {group * slots_of_group + index % in_group * width,
+                uint64_t{word} * move.operand.word_stride, group * slots_of_group < tile_size};
+    }
+
+    KVRT_DEVICE void load(const head_move<Cx>& move, const tile_slots& slots, uint32_t tile_size) {
+        KVRT_UNROLL
+        for (uint32_t i = 0; i < items; ++i) {
+            const place at = place_of(move, i, tile_size);
+            if (!at.inside) continue;
+            KVRT_UNROLL
+            for (uint32_t s = 0; s < width; ++s) {
+                const uint64_t from = slots.from[at.slot + s];
+                uint32_t bits = 0;
+                if (from != stays) {
+                    bits = Cx::template load<element>(move.call.arena + from + at.word);
+                }
+                if constexpr (sizeof(element) == 4) {
+                    staged[i][s] = bits;
+                } else {
+                    staged[i][s / 2] = s % 2 == 0 ? bits : staged[i][s / 2] | bits << 16;
+                }
+            }
+        }
+    }
+    KVRT_DEVICE void store(const head_move<Cx>& move, const tile_slots& slots, uint32_t tile_size) {
+        KVRT_UNROLL
+        for (uint32_t i = 0; i < items; ++i) {
+            const place at = place_of(move, i, tile_size);
+            if (!at.inside) continue;
+            bool whole = true;
+            KVRT_UNROLL
+            for (uint32_t s = 0; s < width; ++s) whole = whole && slots.to[at.slot + s] != stays;
+            if (whole) {
+                Cx::store(move.call.arena + slots.to[at.slot] + at.word,
+                          word4{staged[i][0], staged[i][1], staged[i][2], staged[i][3]});
+                continue;
+            }
+            KVRT_UNROLL
+            for (uint32_t s = 0; s < width; ++s) {
+                const uint64_t to = slots.to[at.slot + s];
+                if (to == stays) continue;
+                const uint32_t bits =
+                    sizeof(element) == 4 ? staged[i][s % 4] : staged[i][s / 2] >> (16 * (s % 2));
+                Cx::store(move.call.arena + to + at.word, static_cast<element>(bits));
+            }
+        }
+    }
+};
+
+template <class Cx, class pieces>
+KVRT_DEVICE void move_tiles(const head_move<Cx>& move, uint32_t tile_size) {
+    pieces held;
+    move.look_up(0, tile_size);
+    Cx::barrier();
+    for (uint32_t tile = 0; tile * tile_size < move.count; ++tile) {
+        held.load(move, move.slots_of(tile), tile_size);
+        // Of the three tables, stragglers may still store by that of the tile before.
+        move.look_up(tile + 1, tile_size);
+        Cx::barrier();
+        held.store(move, move.slots_of(tile), tile_size);
+    }
+}
+
+/// What is known of slots, one number each: positions and sums.
+template <class Cx>
+KVRT_DEVICE void move_notes(const head_move<Cx>& move, const compact_lane& lane) {
+    const compact_parameters& call = move.call;
+    const uint32_t tokens = call.place.block_tokens;
+    float* const sums =
+        lane.sums == no_sums ? nullptr : call.sums + lane.sums + move.head * call.sums_stride;
+    const bool positions = call.positions.base != nullptr;
+    for (uint32_t first = 0; first < move.count; first += compact_threads) {
+        const uint32_t slot = first + Cx::thread();
+        uint32_t position = 0;
+        uint32_t kept_in = no_block;  // the block whose entry is right already
+        float sum = 0.0f;
+        if (slot < move.count) {
+            const uint32_t from = Cx::template load_constant<uint32_t>(move.survivors + slot);
+            if (positions) {
+                position = lane.next_position - (lane.slots - from);
+                if (from < lane.explicit_slots) {
+                    const uint32_t id =
+                        Cx::template load_constant<uint32_t>(move.source + from / tokens);
+                    if (from == slot) kept_in = id;
+                    position = Cx::template load<uint32_t>(call.positions.of(id, move.head) +
+                                                           from % tokens);
+                }
+            }
+            if (sums != nullptr) sum = Cx::template load<float>(sums + from);
+        }
+        Cx::barrier();
+        if (slot >= move.count) continue;
+        if (positions) {
+            const uint32_t id = Cx::template load_constant<uint32_t>(move.target + slot / tokens);
+            if (id != kept_in)
+                Cx::store(call.positions.of(id, move.head) + slot % tokens, position);
+        }
+        if (sums != nullptr) Cx::store(sums + slot, sum);
+    }
+}
+
+/// The kernel.
+template <class Cx>
+KVRT_DEVICE void compact_lanes(const compact_parameters& call) {
+    const uint32_t part = Cx::block() % compact_parts;
+    const uint32_t head = Cx::block() / compact_parts % call.place.kv_heads;
+    const uint32_t index = Cx::block() / compact_parts / call.place.kv_heads;
+    if (index >= call.count) return;
+    const compact_lane& listed = call.lanes[index];
+    compact_lane lane;
+    lane.source_table = Cx::template load_constant<uint64_t>(&listed.source_table);
+    lane.target_table = Cx::template load_constant<uint64_t>(&listed.target_table);
+    lane.survivors = Cx::template load_constant<uint64_t>(&listed.survivors);
+    lane.sums = Cx::template load_constant<uint64_t>(&listed.sums);
+    lane.count = Cx::template load_constant<uint32_t>(&listed.count);
+    lane.slots = Cx::template load_constant<uint32_t>(&listed.slots);
+    lane.explicit_slots = Cx::template load_constant<uint32_t>(&listed.explicit_slots);
+    lane.next_position = Cx::template load_constant<uint32_t>(&listed.next_position);
+
+    const operand_place& operand = part == 1 ? call.place.values : call.place.keys;
+    const head_move<Cx> move{call,
+                             operand,
+                             call.tables + lane.source_table,
+                             call.tables + lane.target_table,
+                             call.survivors + lane.survivors + head * call.survivor_stride,
+                             lane.count,
+                             head};
+    if (part == 2) return move_notes<Cx>(move, lane);
+
+    uint32_t tile_size = most_tile_slots;
+    while (tile_size * operand.row_bytes() > tile_bytes) tile_size /= 2;
+    if (!operand.by_rows()) {
+        if (operand.word_bytes == 2)
+            return move_tiles<Cx, column_pieces<Cx, uint16_t>>(move, tile_size);
+        return move_tiles<Cx, column_pieces<Cx, uint32_t>>(move, tile_size);
+    }
+    if (operand.row_bytes() % 16 == 0)
+        return move_tiles<Cx, row_pieces<Cx, word4>>(move, tile_size);
+    move_tiles<Cx, row_pieces<Cx, uint32_t>>(move, tile_size);
+}
+
+}  // namespace kvrt::kernels
