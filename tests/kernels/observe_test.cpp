@@ -249,7 +249,7 @@ TEST_CASE("observing kernel: the definition, the CPU's sums, one launch or two")
         {21, 21, 0, 0, 0.8f},         // the first row sees one slot
         {40, 3, 7, 30, 0.8f},         // no row counts
     };
-    if (few_cases) cases.resize(2);
+    if (few_cases) cases = {cases[1]};
     std::mt19937 random(1);
     std::vector<observed> cohort;
     for (const sequence_case& each : cases) cohort.emplace_back(each, 576, random);
