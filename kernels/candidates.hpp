@@ -5,7 +5,7 @@
 // first then joins what they found, as retention/select.cpp does.
 #pragma once
 
-#include "kernels/compact.hpp"
+#include "kernels/layout.hpp"
 
 namespace kvrt::kernels {
 
@@ -18,13 +18,14 @@ struct slot_range {
     uint32_t end;
 };
 
-/// Of one KV head of a lane; as guarded_slots of the library, whose bytes these are. Candidates are
-/// ascending and disjoint, none empty.
+/// Of one KV head of a lane, as guarded_slots of the library. Candidates are ascending and
+/// disjoint, none empty.
 struct guarded_slots {
     slot_range range[most_ranges];  ///< candidates: what may go
     uint32_t count;                 ///< of ranges
     uint32_t protected_slots;       ///< all other slots
     uint32_t prompt_slots;          ///< of those: held by the prompt rule
+    uint32_t before_recent;         ///< slots before those that are held since they are recent
 };
 
 /// Positions [first, first + count); an end beyond 2^64 is cut.
@@ -153,6 +154,7 @@ KVRT_DEVICE void join_guards(uint32_t* found, uint32_t pinned, uint32_t slots, g
     Cx::store(&out->count, count);
     Cx::store(&out->protected_slots, slots - candidates);
     Cx::store(&out->prompt_slots, prompt);
+    Cx::store(&out->before_recent, tail);
 }
 
 /// The kernel.

@@ -54,7 +54,7 @@ struct triattention_parameters {
     KVRT_BOTH uint32_t bands() const { return place.keys.dim - rotated; }
 };
 
-constexpr uint32_t score_stretches(uint32_t most_slots) {
+KVRT_BOTH constexpr uint32_t score_stretches(uint32_t most_slots) {
     return most_slots / score_stretch + (most_slots % score_stretch != 0 ? 1 : 0);
 }
 constexpr uint32_t score_blocks(uint32_t lanes, uint32_t kv_heads, uint32_t most_slots) {
@@ -75,8 +75,7 @@ struct score_share {
 template <class Cx>
 KVRT_DEVICE score_share share_of_stretch(const score_lane* lanes, uint32_t count, uint32_t kv_heads,
                                          uint32_t most_slots) {
-    const uint32_t stretches =
-        most_slots / score_stretch + (most_slots % score_stretch != 0 ? 1 : 0);
+    const uint32_t stretches = score_stretches(most_slots);
     score_share share;
     share.first = Cx::block() % stretches * score_stretch;
     share.head = Cx::block() / stretches % kv_heads;

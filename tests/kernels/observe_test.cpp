@@ -256,7 +256,7 @@ TEST_CASE("observing kernel: the definition, the CPU's sums, one launch or two")
     for (const bool counts : {false, true}) {
         const std::vector<float> sums = observe(cohort, counts, 0, thread_order::ascending);
         CHECK(sums == observe(cohort, counts, 3, thread_order::shuffled));
-        CHECK(sums == observe(cohort, counts, 1, thread_order::descending));
+        if (!few_cases) CHECK(sums == observe(cohort, counts, 1, thread_order::descending));
         for (uint32_t i = 0; i < cohort.size(); ++i) {
             CAPTURE(i);
             const observed& each = cohort[i];

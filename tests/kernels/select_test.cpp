@@ -15,8 +15,6 @@
 using namespace kernel_test;
 namespace kernels = kvrt::kernels;
 
-static_assert(sizeof(kernels::guarded_slots) == sizeof(kvrt::guarded_slots));
-
 namespace {
 
 constexpr float infinity = std::numeric_limits<float>::infinity();
@@ -31,8 +29,12 @@ kvrt::guarded_slots guarded_of(uint32_t slots, std::vector<kvrt::slot_range> lis
 }
 
 kernels::guarded_slots to_kernels(const kvrt::guarded_slots& from) {
-    kernels::guarded_slots to;
-    std::memcpy(&to, &from, sizeof to);
+    kernels::guarded_slots to{};
+    for (const kvrt::slot_range& range : from.candidates) {
+        to.range[to.count++] = {range.first, range.end};
+    }
+    to.protected_slots = from.protected_slots;
+    to.prompt_slots = from.prompt_slots;
     return to;
 }
 
@@ -173,16 +175,16 @@ struct without_warp_barrier : context {
 
 TEST_CASE("selecting kernel: the survivors are the CPU's, and those of a sort") {
     std::mt19937 random(1);
-    selection all;
-    if (few_cases) {
-        std::vector<float> row = draw_row(scores_like::ties, 1100, random);
-        all.add(row, some_candidates(1100)[2], 700);
-    } else {
-        for (const uint32_t slots : {1u, 2u, 40u, 300u, 1024u, 2500u}) {
-            all.add_all_kinds(slots, random);
-        }
-    }
+    const std::pair<uint32_t, uint32_t> lengths[] = {{1, 2500}, {2, 300}, {40, 1024}};
     for (const thread_order order : orders()) {
+        selection all;
+        if (few_cases) {
+            all.add(draw_row(scores_like::ties, 1100, random), some_candidates(1100)[2], 700);
+        } else {
+            const auto& [few, many] = lengths[static_cast<uint32_t>(order)];
+            all.add_all_kinds(few, random);
+            all.add_all_kinds(many, random);
+        }
         std::vector<uint32_t> survivors;
         const launch_report report = all.run<context>(order, survivors);
         REQUIRE_MESSAGE(report.clean(), report.text());
@@ -484,6 +486,7 @@ struct guarded_cohort {
     std::vector<kernels::guard_lane> lanes;
     std::vector<kernels::position_range> pinned;
     std::vector<kvrt::guarded_slots> expected;
+    std::vector<uint32_t> before_recent;
 
     guarded_cohort(uint32_t lane_count, uint32_t seed) : count(lane_count) {
         std::mt19937 random(seed);
@@ -540,6 +543,7 @@ struct guarded_cohort {
             rules.pinned = ranges.data();
             rules.pinned_count = lane.pinned_count;
             expected.push_back(kvrt::apply_guards(rules, positions));
+            before_recent.push_back(positions.find(next - std::min(next, rules.recent)));
         }
     }
 
@@ -551,8 +555,8 @@ struct guarded_cohort {
         const device_array<kernels::position_range> on_pinned(pinned);
         device_array<kernels::guarded_slots> out(count * heads);
         kernels::guard_parameters call;
-        call.positions = {on_store.data(),           numbering.reciprocal, kvrt::units_per_slab,
-                          numbering.blocks_per_slab, heads * block_tokens, block_tokens};
+        call.positions = kernels::describe({nullptr, numbering, heads * block_tokens, block_tokens},
+                                           on_store.data());
         call.tables = on_tables.data();
         call.lanes = on_lanes.data();
         call.pinned = on_pinned.data();
@@ -571,6 +575,7 @@ struct guarded_cohort {
             same = out[i].count == ranges.count &&
                    out[i].protected_slots == expected[i].protected_slots &&
                    out[i].prompt_slots == expected[i].prompt_slots &&
+                   out[i].before_recent == before_recent[i] &&
                    std::memcmp(out[i].range, ranges.range.data(),
                                ranges.count * sizeof(kvrt::slot_range)) == 0;
         }
