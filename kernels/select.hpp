@@ -68,12 +68,6 @@ struct select_shared {
 };
 inline constexpr uint32_t select_shared_bytes = sizeof(select_shared);
 
-KVRT_DEVICE uint32_t count_bits(uint32_t bits) {
-    bits -= bits >> 1 & 0x55555555u;
-    bits = (bits & 0x33333333u) + (bits >> 2 & 0x33333333u);
-    return ((bits + (bits >> 4)) & 0x0f0f0f0fu) * 0x01010101u >> 24;
-}
-
 /// A key that orders as the score does, with -0 as 0 and NaN, whose key is 0, below everything.
 template <class Cx>
 KVRT_DEVICE uint32_t score_order(float score) {
@@ -149,7 +143,7 @@ struct ranked_slots {
                 const uint32_t digit = key >> shift & (select_digits - 1);
                 const uint32_t same = Cx::match_any(counts ? digit : select_digits, whole_warp);
                 const bool speaks = counts && (same & (0u - same)) == 1u << Cx::lane();
-                if (speaks) Cx::atomic_add(&shared()->histogram[digit], count_bits(same));
+                if (speaks) Cx::atomic_add(&shared()->histogram[digit], Cx::count_bits(same));
             }
         }
     }
@@ -224,8 +218,8 @@ struct ranked_slots {
                 }
                 sure_lanes[i] = Cx::ballot(is_sure);
                 equal_lanes[i] = Cx::ballot(is_equal);
-                mine.sure += count_bits(sure_lanes[i]);
-                mine.equal += count_bits(equal_lanes[i]);
+                mine.sure += Cx::count_bits(sure_lanes[i]);
+                mine.equal += Cx::count_bits(equal_lanes[i]);
             }
             if (Cx::lane() == 0) {
                 Cx::store(&shared()->tallies[turn][Cx::warp()], word2{mine.sure, mine.equal});
@@ -243,8 +237,8 @@ struct ranked_slots {
             }
             KVRT_UNROLL
             for (uint32_t i = 0; i < select_items; ++i) {
-                const uint32_t sure_before = sure_here + count_bits(sure_lanes[i] & below);
-                const uint32_t equal_before = equal_here + count_bits(equal_lanes[i] & below);
+                const uint32_t sure_before = sure_here + Cx::count_bits(sure_lanes[i] & below);
+                const uint32_t equal_before = equal_here + Cx::count_bits(equal_lanes[i] & below);
                 const bool is_sure = (sure_lanes[i] >> Cx::lane() & 1u) != 0;
                 const bool is_equal = (equal_lanes[i] >> Cx::lane() & 1u) != 0;
                 const bool room = equal_before < bound.of_equals;
@@ -252,8 +246,8 @@ struct ranked_slots {
                     take(sure_before + (room ? equal_before : bound.of_equals),
                          static_cast<uint32_t>(first + i * warp_lanes));
                 }
-                sure_here += count_bits(sure_lanes[i]);
-                equal_here += count_bits(equal_lanes[i]);
+                sure_here += Cx::count_bits(sure_lanes[i]);
+                equal_here += Cx::count_bits(equal_lanes[i]);
             }
         }
     }
