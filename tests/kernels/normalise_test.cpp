@@ -77,8 +77,7 @@ TEST_CASE("normalising kernel: the bits are the CPU's, and z-scores by definitio
         if (few_cases) break;
     }
     // By hand: mean 2, population deviation sqrt(2); the second row is its mirror image.
-    normalisation hand(2, 1, random);
-    hand = {2, 4, random};
+    normalisation hand(2, 4, random);
     hand.heads.clear();
     hand.guarded.clear();
     hand.scores.clear();
