@@ -1,10 +1,27 @@
-// select.hpp for the GPU.
+// candidates.hpp, normalise.hpp and select.hpp for the GPU.
 #include "kernels/cuda_context.cuh"
+#include "kernels/normalise.hpp"
 #include "kernels/select.hpp"
 
 using namespace kvrt::kernels;
 
+extern "C" __global__ void __launch_bounds__(guard_threads)
+    kvrt_find_candidates(const __grid_constant__ guard_parameters call) {
+    find_candidates<cuda_context>(call);
+}
+extern "C" __global__ void __launch_bounds__(normalise_threads)
+    kvrt_normalise_and_reduce(const __grid_constant__ normalise_parameters call) {
+    normalise_and_reduce<cuda_context>(call);
+}
+extern "C" __global__ void __launch_bounds__(normalise_threads)
+    kvrt_join_rows(const __grid_constant__ join_parameters call) {
+    join_rows<cuda_context>(call);
+}
 extern "C" __global__ void __launch_bounds__(select_threads)
     kvrt_select_survivors(const __grid_constant__ select_parameters call) {
     select_survivors<cuda_context>(call);
+}
+extern "C" __global__ void __launch_bounds__(select_threads)
+    kvrt_reserve_slots(const __grid_constant__ reserve_parameters call) {
+    reserve_slots<cuda_context>(call);
 }

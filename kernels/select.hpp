@@ -1,200 +1,292 @@
-// From scores to survivors: which slots of a KV head stay, in ascending order, as compact.hpp takes
-// them. Every slot that is no candidate stays, and the candidates with the highest scores, so that
-// `keep` stay in all: the answer of retention/select.hpp, bit for bit. Among equal scores the
-// lowest slot wins; -0 equals 0; NaN ranks behind all numbers.
+// Of each set of scores the best, for a whole cohort in one launch: survivors in ascending order,
+// the very ones that retention/select.cpp chooses. Among equal scores the lowest slot wins, -0
+// equals 0, and NaN ranks behind all numbers.
 //
-// A block of threads has a head. It finds the key of the last candidate that stays, 8 bits at a
-// time from the top, by counting in shared memory; then it walks over all slots once, in order.
+// A block of threads has one set. It finds the key of the last that stays by a radix sort that goes
+// into one bucket only, a histogram of 8 bits at a time in shared memory; then walks over all slots
+// in order, counting with votes, and writes those that stay.
 #pragma once
 
-#include "kernels/context.hpp"
+#include "kernels/candidates.hpp"
 
 namespace kvrt::kernels {
 
 inline constexpr uint32_t select_threads = 256;
-inline constexpr uint32_t select_warps = select_threads / warp_lanes;
-inline constexpr uint32_t digit_values = 256;
-inline constexpr uint32_t select_shared_bytes = (digit_values + 2 + 2 * select_warps) * 4;
+inline constexpr uint32_t select_digits = 256;  ///< one a thread
+inline constexpr uint32_t select_items = 4;     ///< slots of a thread in a tile
+inline constexpr uint32_t select_tile = select_threads * select_items;
+static_assert(select_digits == select_threads);
 
-struct slot_range {
-    uint32_t first;
-    uint32_t end;
-};
-
-/// One head. Its candidates are `ranges` entries of the launch's, ascending and apart.
-struct select_head {
-    uint64_t scores;     ///< place of slot 0's in the launch's array
-    uint64_t survivors;  ///< likewise; room for `keep`
+/// One row of scores, and its survivors: those of the heads of a lane as compact_lane wants them.
+struct select_set {
+    uint64_t scores;     ///< place of slot 0's
+    uint64_t survivors;  ///< place of the first
+    uint64_t guarded;    ///< place of its candidates; all other slots stay
     uint32_t slots;
-    uint32_t keep;  ///< no fewer than slots that are no candidates, at most slots
-    uint32_t first_range;
-    uint32_t ranges;
+    uint32_t keep;  ///< how many stay; protected_slots <= keep <= slots
 };
 
 /// Launch with `count` blocks of select_threads threads and select_shared_bytes.
 struct select_parameters {
     const float* scores = nullptr;
     uint32_t* survivors = nullptr;
-    const slot_range* ranges = nullptr;
-    const select_head* heads = nullptr;  ///< [count]
+    const guarded_slots* guarded = nullptr;
+    const select_set* sets = nullptr;  ///< [count]
     uint32_t count = 0;
 };
+
+/// What is held whatever its score: of each set's candidates the `keep` with the largest measure
+/// (all, if there are fewer) get +infinity as their score. Launch like select_parameters.
+struct reserve_set {
+    uint64_t measure;  ///< place of slot 0's; may be that of the scores
+    uint64_t scores;
+    uint64_t guarded;
+    uint32_t slots;
+    uint32_t keep;
+};
+struct reserve_parameters {
+    const float* measures = nullptr;
+    float* scores = nullptr;
+    const guarded_slots* guarded = nullptr;
+    const reserve_set* sets = nullptr;  ///< [count]
+    uint32_t count = 0;
+};
+
+/// Tallies of warps: slots that stay for sure, and those whose key is the last one's.
+struct alignas(8) warp_tally {
+    uint32_t sure;
+    uint32_t equal;
+};
+
+struct select_shared {
+    uint32_t histogram[select_digits];
+    uint32_t warp_sums[select_threads / warp_lanes];
+    uint32_t digit;
+    uint32_t of_equals;
+    warp_tally tallies[2][select_threads / warp_lanes];  // of a tile, and the one behind it
+    slot_range ranges[most_ranges];
+};
+inline constexpr uint32_t select_shared_bytes = sizeof(select_shared);
 
 /// A key that orders as the score does, with -0 as 0 and NaN, whose key is 0, below everything.
 template <class Cx>
 KVRT_DEVICE uint32_t score_order(float score) {
-    if (score != score) return 0;
     const uint32_t bits = Cx::f32_to_bits(score + 0.0f);
-    return bits ^ ((bits >> 31) != 0 ? 0xffffffffu : 0x80000000u);
+    if (score != score) return 0;
+    return (bits >> 31) != 0 ? ~bits : bits | 0x80000000u;
 }
 
 template <class Cx>
-struct head_selection {
-    const select_parameters& call;
-    select_head head;
+struct ranked_slots {
+    const float* scores;
+    uint32_t slots;
+    uint32_t ranges;      ///< of candidates, in shared memory
+    uint32_t candidates;  ///< slots in them
 
-    KVRT_DEVICE uint32_t* counts() const { return reinterpret_cast<uint32_t*>(Cx::shared()); }
-    /// What warp 0 found of a digit: the key so far, and how many with it are still wanted.
-    KVRT_DEVICE uint32_t* found() const { return counts() + digit_values; }
-    KVRT_DEVICE uint32_t* warp_counts() const { return found() + 2; }
+    static KVRT_DEVICE select_shared* shared() {
+        return reinterpret_cast<select_shared*>(Cx::shared());
+    }
+
+    /// Fetches the candidates; a barrier must follow.
+    KVRT_DEVICE ranked_slots(const float* row, uint32_t row_slots, const guarded_slots* guarded)
+        : scores(row),
+          slots(row_slots),
+          ranges(Cx::template load_constant<uint32_t>(&guarded->count)),
+          candidates(row_slots - Cx::template load_constant<uint32_t>(&guarded->protected_slots)) {
+        if (Cx::thread() >= 2 * ranges) return;
+        const slot_range& from = guarded->range[Cx::thread() / 2];
+        slot_range& to = shared()->ranges[Cx::thread() / 2];
+        const bool first = Cx::thread() % 2 == 0;
+        Cx::store(first ? &to.first : &to.end,
+                  Cx::template load_constant<uint32_t>(first ? &from.first : &from.end));
+    }
 
     KVRT_DEVICE slot_range range(uint32_t index) const {
-        const slot_range* const at = call.ranges + head.first_range + index;
-        return {Cx::template load_constant<uint32_t>(&at->first),
-                Cx::template load_constant<uint32_t>(&at->end)};
+        return {Cx::template load<uint32_t>(&shared()->ranges[index].first),
+                Cx::template load<uint32_t>(&shared()->ranges[index].end)};
     }
     KVRT_DEVICE bool is_candidate(uint32_t slot) const {
-        for (uint32_t i = 0; i < head.ranges; ++i) {
-            const slot_range here = range(i);
-            if (slot < here.end) return slot >= here.first;
+        bool inside = false;
+        for (uint32_t r = 0; r < ranges; ++r) {
+            const slot_range here = range(r);
+            inside = inside || (slot >= here.first && slot < here.end);
         }
-        return false;
+        return inside;
     }
+    /// Scores written by this kernel may be read: each by the thread that wrote it.
     KVRT_DEVICE uint32_t key_of(uint32_t slot) const {
-        return score_order<Cx>(Cx::template load_constant<float>(call.scores + head.scores + slot));
+        return score_order<Cx>(Cx::template load<float>(scores + slot));
     }
 
-    /// Counts the digits at `shift` of candidates whose higher digits are those of `key`.
-    KVRT_DEVICE void count_digits(uint32_t key, uint32_t shift) const {
-        const uint32_t above = shift == 24 ? 0 : 0xffffffffu << (shift + 8);
-        for (uint32_t i = 0; i < head.ranges; ++i) {
-            const slot_range here = range(i);
-            for (uint32_t base = here.first; base < here.end; base += select_threads) {
-                const uint32_t slot = base + Cx::thread();
-                uint32_t digit = digit_values;  // none
-                if (slot < here.end) {
-                    const uint32_t mine = key_of(slot);
-                    if (((mine ^ key) & above) == 0) digit = mine >> shift & 0xffu;
+    /// The key of the last that stays, and how many with that very key do.
+    struct rank_bound {
+        uint32_t key;
+        uint32_t of_equals;
+    };
+
+    /// Adds the candidates whose known digits are `found` to the histogram of the next.
+    KVRT_DEVICE void count_digits(uint32_t found, uint32_t known, uint32_t shift) const {
+        for (uint32_t r = 0; r < ranges; ++r) {
+            const slot_range here = range(r);
+            const uint32_t length = here.end - here.first;
+            for (uint32_t first = Cx::warp() * warp_lanes; first < length;
+                 first += select_threads) {
+                const uint32_t i = first + Cx::lane();
+                uint32_t key = 0;
+                bool counts = i < length;
+                if (counts) {
+                    key = key_of(here.first + i);
+                    counts = (key & known) == found;
                 }
-                // Scores are much alike in their upper digits: lanes with the same one count
-                // together.
-                const uint32_t alike = Cx::match_any(digit);
-                const bool first = (alike & ((1u << Cx::lane()) - 1)) == 0;
-                if (first && digit != digit_values) {
-                    Cx::atomic_add(counts() + digit, Cx::count_bits(alike));
-                }
+                if (Cx::ballot(counts) == 0) continue;
+                // Scores have few leading digits: lanes with the same one add up first.
+                const uint32_t digit = key >> shift & (select_digits - 1);
+                const uint32_t same = Cx::match_any(counts ? digit : select_digits, whole_warp);
+                const bool speaks = counts && (same & (0u - same)) == 1u << Cx::lane();
+                if (speaks) Cx::atomic_add(&shared()->histogram[digit], Cx::count_bits(same));
             }
         }
     }
 
-    /// Warp 0: the digit, from the top, at which `wanted` are reached.
-    KVRT_DEVICE void find_digit(uint32_t key, uint32_t shift, uint32_t wanted) const {
-        constexpr uint32_t each = digit_values / warp_lanes;
-        const uint32_t lane = Cx::lane(), top = digit_values - 1 - lane * each;
-        uint32_t sum = 0;
-        KVRT_UNROLL
-        for (uint32_t i = 0; i < each; ++i) sum += counts()[top - i];
-        uint32_t up_to = sum;
+    /// Of the histogram, the digit where `wanted` are reached from above: all threads learn of it
+    /// at the next barrier.
+    KVRT_DEVICE void find_digit(uint32_t wanted) const {
+        const uint32_t digit = select_digits - 1 - Cx::thread();
+        uint32_t sum = Cx::template load<uint32_t>(&shared()->histogram[digit]);
+        const uint32_t here = sum;
         KVRT_UNROLL
         for (uint32_t by = 1; by < warp_lanes; by *= 2) {
-            const uint32_t other = Cx::shuffle(up_to, lane >= by ? lane - by : lane);
-            if (lane >= by) up_to += other;
+            const uint32_t lower = Cx::shuffle(sum, (Cx::lane() - by) % warp_lanes);
+            if (Cx::lane() >= by) sum += lower;
         }
-        uint32_t before = up_to - sum;
-        if (before >= wanted || up_to < wanted) return;  // it is another lane's
-        for (uint32_t i = 0; i < each; ++i) {
-            const uint32_t here = counts()[top - i];
-            if (before + here >= wanted) {
-                found()[0] = key | (top - i) << shift;
-                found()[1] = wanted - before;
-                return;
-            }
-            before += here;
-        }
-    }
-
-    /// The key of the wanted-th highest candidate, and how many with that key stay.
-    KVRT_DEVICE void find_bound(uint32_t& key, uint32_t& of_equals) const {
-        uint32_t candidates = 0;
-        for (uint32_t i = 0; i < head.ranges; ++i) candidates += range(i).end - range(i).first;
-        uint32_t wanted = head.keep - (head.slots - candidates);
-        key = wanted == 0 ? 0xffffffffu : 0;  // no score has the first
-        of_equals = wanted;
-        if (wanted == 0) return;
-        for (uint32_t shift = 32; shift != 0;) {
-            shift -= 8;
-            counts()[Cx::thread()] = 0;
-            Cx::barrier();
-            count_digits(key, shift);
-            Cx::barrier();
-            if (Cx::warp() == 0) find_digit(key, shift, of_equals);
-            Cx::barrier();
-            key = found()[0];
-            of_equals = found()[1];
-        }
-    }
-
-    /// How many of the flags of lower threads are set; all: of all threads. `place` is 0 and 1 in
-    /// turn.
-    KVRT_DEVICE uint32_t count_before(bool flag, uint32_t place, uint32_t& all) const {
-        const uint32_t set = Cx::ballot(flag);
-        uint32_t* const by_warp = warp_counts() + place * select_warps;
-        if (Cx::lane() == 0) by_warp[Cx::warp()] = Cx::count_bits(set);
+        if (Cx::lane() == warp_lanes - 1) Cx::store(&shared()->warp_sums[Cx::warp()], sum);
         Cx::barrier();
-        uint32_t before = Cx::count_bits(set & ((1u << Cx::lane()) - 1));
-        all = 0;
-        KVRT_UNROLL
-        for (uint32_t warp = 0; warp < select_warps; ++warp) {
-            const uint32_t there = by_warp[warp];
-            if (warp < Cx::warp()) before += there;
-            all += there;
+        for (uint32_t w = 0; w < Cx::warp(); ++w) {
+            sum += Cx::template load<uint32_t>(&shared()->warp_sums[w]);
         }
-        return before;
+        const uint32_t above = sum - here;
+        if (above < wanted && sum >= wanted) {
+            Cx::store(&shared()->digit, digit);
+            Cx::store(&shared()->of_equals, wanted - above);
+        }
     }
 
-    KVRT_DEVICE void write_survivors(uint32_t key, uint32_t of_equals) const {
-        uint32_t equals = 0, written = 0;
-        for (uint32_t base = 0; base < head.slots; base += select_threads) {
-            const uint32_t slot = base + Cx::thread();
-            const bool candidate = slot < head.slots && is_candidate(slot);
-            const uint32_t mine = candidate ? key_of(slot) : 0;
-            uint32_t all;
-            const bool equal = candidate && mine == key;
-            const uint32_t rank = equals + count_before(equal, 0, all);
-            equals += all;
-            const bool stays =
-                slot < head.slots && (!candidate || mine > key || (equal && rank < of_equals));
-            const uint32_t at = written + count_before(stays, 1, all);
-            written += all;
-            if (stays) Cx::store(call.survivors + head.survivors + at, slot);
+    /// wanted <= candidates. For 0 a bound that nothing reaches.
+    KVRT_DEVICE rank_bound find_rank(uint32_t wanted) const {
+        if (wanted == 0) return {0xffffffffu, 0};
+        rank_bound bound = {0, wanted};
+        uint32_t known = 0;
+        for (uint32_t shift = 24;; shift -= 8) {
+            Cx::store(&shared()->histogram[Cx::thread()], 0u);
+            Cx::barrier();
+            count_digits(bound.key, known, shift);
+            Cx::barrier();
+            find_digit(bound.of_equals);
+            Cx::barrier();
+            bound.key |= Cx::template load<uint32_t>(&shared()->digit) << shift;
+            bound.of_equals = Cx::template load<uint32_t>(&shared()->of_equals);
+            known |= (select_digits - 1) << shift;
+            if (shift == 0) return bound;
+        }
+    }
+
+    /// Calls take(place, slot) for the slots that reach the bound, of which the first has place 0;
+    /// `with_others`: also for all that are no candidates.
+    template <class callable>
+    KVRT_DEVICE void for_each_taken(const rank_bound& bound, bool with_others,
+                                    const callable& take) const {
+        const uint32_t below = (1u << Cx::lane()) - 1;
+        uint32_t sure = 0, equal = 0;  // before the tile
+        uint32_t turn = 0;
+        for (uint64_t tile = 0; tile < slots; tile += select_tile, turn ^= 1) {
+            uint32_t sure_lanes[select_items], equal_lanes[select_items];
+            warp_tally mine = {0, 0};
+            const uint64_t first = tile + Cx::warp() * (warp_lanes * select_items) + Cx::lane();
+            KVRT_UNROLL
+            for (uint32_t i = 0; i < select_items; ++i) {
+                const uint64_t place = first + i * warp_lanes;
+                bool is_sure = false, is_equal = false;
+                if (place < slots) {
+                    const uint32_t slot = static_cast<uint32_t>(place);
+                    if (is_candidate(slot)) {
+                        const uint32_t key = key_of(slot);
+                        is_sure = key > bound.key;
+                        is_equal = key == bound.key;
+                    } else {
+                        is_sure = with_others;
+                    }
+                }
+                sure_lanes[i] = Cx::ballot(is_sure);
+                equal_lanes[i] = Cx::ballot(is_equal);
+                mine.sure += Cx::count_bits(sure_lanes[i]);
+                mine.equal += Cx::count_bits(equal_lanes[i]);
+            }
+            if (Cx::lane() == 0) {
+                Cx::store(&shared()->tallies[turn][Cx::warp()], word2{mine.sure, mine.equal});
+            }
+            Cx::barrier();
+            uint32_t sure_here = sure, equal_here = equal;
+            for (uint32_t w = 0; w < select_threads / warp_lanes; ++w) {
+                const word2 tally = Cx::template load<word2>(&shared()->tallies[turn][w]);
+                sure += tally.x;
+                equal += tally.y;
+                if (w < Cx::warp()) {
+                    sure_here += tally.x;
+                    equal_here += tally.y;
+                }
+            }
+            KVRT_UNROLL
+            for (uint32_t i = 0; i < select_items; ++i) {
+                const uint32_t sure_before = sure_here + Cx::count_bits(sure_lanes[i] & below);
+                const uint32_t equal_before = equal_here + Cx::count_bits(equal_lanes[i] & below);
+                const bool is_sure = (sure_lanes[i] >> Cx::lane() & 1u) != 0;
+                const bool is_equal = (equal_lanes[i] >> Cx::lane() & 1u) != 0;
+                const bool room = equal_before < bound.of_equals;
+                if (is_sure || (is_equal && room)) {
+                    take(sure_before + (room ? equal_before : bound.of_equals),
+                         static_cast<uint32_t>(first + i * warp_lanes));
+                }
+                sure_here += Cx::count_bits(sure_lanes[i]);
+                equal_here += Cx::count_bits(equal_lanes[i]);
+            }
         }
     }
 };
 
-/// The kernel.
+/// The kernel that selects.
 template <class Cx>
 KVRT_DEVICE void select_survivors(const select_parameters& call) {
-    if (Cx::block() >= call.count) return;
-    const std::byte* const listed = reinterpret_cast<const std::byte*>(call.heads + Cx::block());
-    const word4 places = Cx::template load_constant<word4>(listed);
-    const word4 sizes = Cx::template load_constant<word4>(listed + 16);
-    const head_selection<Cx> selection{
-        call,
-        {places.x | uint64_t{places.y} << 32, places.z | uint64_t{places.w} << 32, sizes.x, sizes.y,
-         sizes.z, sizes.w}};
-    uint32_t key, of_equals;
-    selection.find_bound(key, of_equals);
-    selection.write_survivors(key, of_equals);
+    const select_set& set = call.sets[Cx::block()];
+    const uint32_t keep = Cx::template load_constant<uint32_t>(&set.keep);
+    uint32_t* const survivors =
+        call.survivors + Cx::template load_constant<uint64_t>(&set.survivors);
+    const ranked_slots<Cx> ranked(
+        call.scores + Cx::template load_constant<uint64_t>(&set.scores),
+        Cx::template load_constant<uint32_t>(&set.slots),
+        call.guarded + Cx::template load_constant<uint64_t>(&set.guarded));
+    Cx::barrier();
+    const uint32_t held = ranked.slots - ranked.candidates;
+    const auto bound = ranked.find_rank(keep > held ? keep - held : 0);
+    ranked.for_each_taken(bound, true, [&](uint32_t place, uint32_t slot) {
+        if (place < keep) Cx::store(survivors + place, slot);
+    });
+}
+
+/// The kernel that reserves.
+template <class Cx>
+KVRT_DEVICE void reserve_slots(const reserve_parameters& call) {
+    const reserve_set& set = call.sets[Cx::block()];
+    const uint32_t keep = Cx::template load_constant<uint32_t>(&set.keep);
+    float* const scores = call.scores + Cx::template load_constant<uint64_t>(&set.scores);
+    const ranked_slots<Cx> ranked(
+        call.measures + Cx::template load_constant<uint64_t>(&set.measure),
+        Cx::template load_constant<uint32_t>(&set.slots),
+        call.guarded + Cx::template load_constant<uint64_t>(&set.guarded));
+    Cx::barrier();
+    const auto bound = ranked.find_rank(keep < ranked.candidates ? keep : ranked.candidates);
+    ranked.for_each_taken(bound, false, [&](uint32_t, uint32_t slot) {
+        Cx::store(scores + slot, Cx::bits_to_f32(0x7f800000u));
+    });
 }
 
 }  // namespace kvrt::kernels

@@ -1,22 +1,16 @@
 // Defects that end the process where a sanitizer finds them, each in a child: this program, started
 // again for one test case. In a tree without sanitizers the child finds what it can itself.
-#include <doctest/doctest.h>
-#include <sys/wait.h>
-#include <unistd.h>
-
-#include <cstdio>
-#include <cstdlib>
 #include <cstring>
-#include <string>
 #include <vector>
 
+#include "child.hpp"
 #include "defects.hpp"
 
 using namespace emulator;
+using kernel_test::child_outcome;
+using kernel_test::run_child;
 
 namespace {
-
-constexpr char defect_variable[] = "KVRT_SEEDED_DEFECT";
 
 struct seeded {
     const char* name;
@@ -77,42 +71,10 @@ void run_defect(const seeded& each) {
     }
 }
 
-struct child_outcome {
-    int status = -1;
-    std::string output;
-};
-
-/// This program again, for the test case below.
-child_outcome run_child(const char* name) {
-    int ends[2];
-    REQUIRE(pipe(ends) == 0);
-    std::fflush(nullptr);
-    const pid_t child = fork();
-    REQUIRE(child >= 0);
-    if (child == 0) {
-        dup2(ends[1], 1);
-        dup2(ends[1], 2);
-        close(ends[0]);
-        setenv(defect_variable, name, 1);
-        execl("/proc/self/exe", "test_kernels", "--test-case=seeded defect", "--no-skip=true",
-              static_cast<char*>(nullptr));
-        _exit(127);
-    }
-    close(ends[1]);
-    child_outcome outcome;
-    char buffer[4096];
-    for (ssize_t count; (count = read(ends[0], buffer, sizeof buffer)) > 0;) {
-        outcome.output.append(buffer, static_cast<size_t>(count));
-    }
-    close(ends[0]);
-    waitpid(child, &outcome.status, 0);
-    return outcome;
-}
-
 }  // namespace
 
 TEST_CASE("seeded defect" * doctest::skip()) {
-    const char* const name = std::getenv(defect_variable);
+    const char* const name = kernel_test::task_of_child();
     for (const seeded& each : all_seeded) {
         if (name != nullptr && std::strcmp(name, each.name) == 0) run_defect(each);
     }
@@ -123,7 +85,7 @@ TEST_CASE("emulator: what sanitizers report") {
         const char* const expected = expected_of(each);
         if (expected == nullptr) continue;
         CAPTURE(each.name);
-        const child_outcome outcome = run_child(each.name);
+        const child_outcome outcome = run_child("seeded defect", each.name);
         INFO(outcome.output);
         CHECK(outcome.output.find(expected) != std::string::npos);
         const bool by_sanitizer = std::strstr(expected, "Sanitizer") != nullptr;

@@ -1,0 +1,15 @@
+// observe.hpp and pool.hpp for the GPU.
+#include "kernels/cuda_context.cuh"
+#include "kernels/observe.hpp"
+#include "kernels/pool.hpp"
+
+using namespace kvrt::kernels;
+
+extern "C" __global__ void __launch_bounds__(observe_threads, 8)
+    kvrt_observe_rows(const __grid_constant__ observe_parameters call) {
+    observe_rows<cuda_context>(call);
+}
+extern "C" __global__ void __launch_bounds__(pool_threads)
+    kvrt_pool_rows(const __grid_constant__ pool_parameters call) {
+    pool_rows<cuda_context>(call);
+}
