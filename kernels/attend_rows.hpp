@@ -69,8 +69,9 @@ struct rows_cut {
     }
 };
 
-/// A partial of one vector is some 8 slots' worth of bytes and is read again: the more vectors, the
-/// longer the pieces, and the fewer. Without a window window_first and window_sinks are 0.
+/// A partial of one vector has the bytes of a slot of f16, and is read again: the more vectors, the
+/// longer the pieces, and the fewer. At least 8 slots a vector, while there is work for a device.
+/// Without a window window_first and window_sinks are 0.
 inline rows_cut cut_rows(uint32_t rows, uint32_t group, uint32_t slots, int32_t window_first,
                          uint32_t window_sinks) {
     rows_cut cut;

@@ -165,17 +165,21 @@ KVRT_DEVICE void take_group(const attend_parameters& call, const attend_sequence
                             uint32_t kv_head, uint32_t first_slot, const std::byte* keys,
                             const fragments& queries, const warp_vectors& vectors,
                             running_softmax<tiles>& state) {
-    const uint32_t any = slots_seen(call, {vectors.early.from, vectors.late.limit}, first_slot);
-    if (any == 0) return;
+    // Mostly all see all. Vectors that there are not may look, too: nobody asks for theirs.
+    uint32_t any = 0xffffu, all = 0xffffu, visible[2] = {0xffffu, 0xffffu};
+    if (first_slot < vectors.late.from || first_slot + slots_of_group > vectors.early.limit) {
+        any = slots_seen(call, {vectors.early.from, vectors.late.limit}, first_slot);
+        if (any == 0) return;
+        all = slots_seen(call, {vectors.late.from, vectors.early.limit}, first_slot);
+        visible[0] = slots_seen(call, vectors.view[0], first_slot);
+        visible[1] = slots_seen(call, vectors.view[1], first_slot);
+    }
     float scores[2][4] = {};
     tiles::multiply_keys(call.place.keys, keys, queries, scores);
-    const uint32_t visible[2] = {slots_seen(call, vectors.view[0], first_slot),
-                                 slots_seen(call, vectors.view[1], first_slot)};
     finish_logits<Cx, tiles>(call, sequence, kv_head, first_slot, keys, vectors, visible, scores);
     const std::byte* const values = keys + tiles::key_bytes(call.place.keys);
     uint32_t weights[4];
     weigh_group<Cx, tiles>(call.place.values, kv_head, values, visible, scores, state, weights);
-    const uint32_t all = slots_seen(call, {vectors.late.from, vectors.early.limit}, first_slot);
     if (any != all && Cx::ballot(tiles::spoils(call.place.values, values, any)) != 0) {
         return add_values_apart<Cx, tiles>(call, sequence, first_slot, values, vectors, weights,
                                            state);
