@@ -4,8 +4,12 @@
 
 using namespace kvrt::kernels;
 
+/// Blocks of threads that registers of a multiprocessor are shared out to.
+template <class tiles>
+constexpr uint32_t residents = tiles::channels <= 64 && !tiles::coded ? 2 : 1;
+
 #define KVRT_ATTEND_ROWS(storage, tiles)                                           \
-    extern "C" __global__ void __launch_bounds__(rows_threads, 1)                  \
+    extern "C" __global__ void __launch_bounds__(rows_threads, residents<tiles>)   \
         kvrt_attend_rows_##storage(const __grid_constant__ rows_parameters call) { \
         attend_rows<cuda_context, tiles>(call);                                    \
     }

@@ -13,22 +13,34 @@ namespace {
 
 class rows_on_device : public attend_fixture {
   public:
-    rows_on_device(const attend_case& what, const std::vector<sequence_shape>& shapes)
-        : attend_fixture(what, shapes, partials(what, shapes)) {
+    /// Pieces are those of cut_rows, or of so many slots.
+    rows_on_device(const attend_case& what, const std::vector<sequence_shape>& shapes,
+                   uint32_t piece_slots = 0)
+        : attend_fixture(what, shapes, partials(what, shapes, piece_slots)) {
         std::vector<kernels::attend_sequence> listed;
         std::vector<kernels::rows_piece> pieces{{kernels::no_sequence, 0, 0, 0, 0, 0}};
         uint32_t partial = 0, most_joined = 1;
         for (uint32_t s = 0; s < count(); ++s) {
             const sequence_shape& shape = sequences[s];
             const kernels::rows_cut cut = cut_of(what, shape);
+            const uint32_t number = pieces_of(what, shape, piece_slots);
             for (uint32_t tile = 0; tile < cut.tiles; ++tile) {
-                for (uint32_t i = 0; i < cut.pieces; ++i) {
-                    pieces.push_back(cut.piece(s, tile, i, partial));
+                for (uint32_t i = 0; i < number; ++i) {
+                    if (piece_slots == 0) {
+                        pieces.push_back(cut.piece(s, tile, i, partial));
+                        continue;
+                    }
+                    kernels::rows_piece piece = cut.piece(s, tile, 0, partial);
+                    piece.first_slot = i * piece_slots;
+                    piece.end_slot = std::min(piece.first_slot + piece_slots, shape.slots);
+                    piece.partial = partial + i * shape.rows;
+                    pieces.push_back(piece);
                 }
             }
-            listed.push_back(sequence(s, partial, cut.at_once() ? 0 : cut.pieces));
-            if (cut.at_once()) continue;
-            partial += cut.pieces * shape.rows;
+            const bool at_once = piece_slots == 0 && cut.at_once();
+            listed.push_back(sequence(s, partial, at_once ? 0 : number));
+            if (at_once) continue;
+            partial += number * shape.rows;
             most_joined = std::max(most_joined, shape.rows);
         }
         on_sequences_ = std::make_unique<device_array<kernels::attend_sequence>>(listed);
@@ -69,10 +81,16 @@ class rows_on_device : public attend_fixture {
     }
 
   private:
-    static size_t partials(const attend_case& what, const std::vector<sequence_shape>& shapes) {
+    static uint32_t pieces_of(const attend_case& what, const sequence_shape& shape,
+                              uint32_t piece_slots) {
+        if (piece_slots == 0) return cut_of(what, shape).pieces;
+        return (shape.slots + piece_slots - 1) / piece_slots;
+    }
+    static size_t partials(const attend_case& what, const std::vector<sequence_shape>& shapes,
+                           uint32_t piece_slots) {
         size_t sum = 1;
         for (const sequence_shape& each : shapes) {
-            sum += size_t{each.rows} * cut_of(what, each).pieces;
+            sum += size_t{each.rows} * pieces_of(what, each, piece_slots);
         }
         return sum;
     }
@@ -85,10 +103,11 @@ class rows_on_device : public attend_fixture {
 /// In all orders, against the reference; the same bytes whatever the order, where products are
 /// summed alike.
 template <class tiles>
-void check(const attend_case& test, std::vector<sequence_shape> shapes, double bound) {
+void check(const attend_case& test, std::vector<sequence_shape> shapes, double bound,
+           uint32_t piece_slots = 0) {
     CAPTURE(test.lane.text());
     if (few_cases) shapes = {{40, 17}};
-    rows_on_device here(test, shapes);
+    rows_on_device here(test, shapes, piece_slots);
     std::vector<std::byte> first;
     for (const thread_order order : tested_orders) {
         const launch_report report = here.run<tiles>(order);
@@ -193,6 +212,16 @@ TEST_CASE("attend rows: windows, sinks, soft-caps and slopes") {
     test.softcap = 0.0f;
     test.query_heads = 2;
     check<half<number::f16, 64>>(test, mixed, f16_bound);
+}
+
+// As where blocks are sealed, whose pieces are launched apart.
+TEST_CASE("attend rows: pieces that end at any group") {
+    attend_case test{lane_of(KV_FORMAT_F16, 64, 64), number::f16, number::f32, 4};
+    if (few_cases) return;
+    check<half<number::f16, 64>>(test, {{150, 21}}, f16_bound, 48);
+    test.window = 70;
+    test.window_sinks = 5;
+    check<half<number::f16, 64>>(test, {{90, 9}}, f16_bound, 16);
 }
 
 TEST_CASE("attend rows: storage in bytes") {
@@ -333,7 +362,7 @@ TEST_CASE("attend rows: no barrier may be left out") {
         CAPTURE(barrier);
         bool right = true;
         for (const thread_order order : emulator::all_orders) {
-            right = rows_without_barrier(barrier, order, 200, 15) && right;
+            right = right && rows_without_barrier(barrier, order, 200, 15);
         }
         CHECK(right == (barrier == 8));
     }
