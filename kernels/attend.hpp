@@ -20,9 +20,6 @@ inline constexpr uint32_t query_rows = 16;  ///< query vectors of a KV head that
 /// Rows of one sequence: its last tokens. Row r has position next_position - rows + r and sees the
 /// slots below slots - (rows - 1 - r); with a window, of those only the sinks and those from
 /// window_first + r on. A query vector is a query head of a row.
-///
-/// Rows of a sequence are multiplied together, so values that are not finite reach, as NaN, those
-/// rows, too, that do not see them but share a tile with one that does.
 struct attend_sequence {
     uint32_t table;      ///< row of the block tables
     uint32_t first_row;  ///< of the tensors
@@ -32,7 +29,7 @@ struct attend_sequence {
     uint32_t next_position;
     int32_t window_first;    ///< may be negative: all are inside
     uint32_t first_partial;  ///< a piece has one for each row
-    uint32_t pieces;
+    uint32_t pieces;         ///< 0: rows that are written at once (attend_rows.hpp)
     uint32_t unused[3];
 };
 

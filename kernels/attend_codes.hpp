@@ -9,7 +9,7 @@
 // tiles of O (q is lane % 4).
 #pragma once
 
-#include "kernels/attend_tiles.hpp"
+#include "kernels/attend_softmax.hpp"
 
 namespace kvrt::kernels {
 
@@ -104,8 +104,9 @@ struct code_tiles {
         }
     }
 
+    template <class fragments>
     static KVRT_DEVICE void multiply_keys(const operand_place& keys, const std::byte* shared,
-                                          const std::byte* queries, float (&scores)[2][4]) {
+                                          const fragments& queries, float (&scores)[2][4]) {
         const uint32_t q = Cx::lane() % 4, column = Cx::lane() / 4;
         const uint32_t steps = word_steps(keys), words = code_words(keys);
         KVRT_UNROLL
@@ -119,7 +120,7 @@ struct code_tiles {
             KVRT_UNROLL
             for (uint32_t half = 0; half < key_halves; ++half) {
                 uint32_t a[4], first[2], second[2];
-                Cx::load_matrices(a, queries + (step * key_halves + half) * 32);
+                queries.of_step(step * key_halves + half, a);
                 bytes_to_f16<Cx>(keys.codes, codes_of<key_nibbles>(word[0], half), first);
                 bytes_to_f16<Cx>(keys.codes, codes_of<key_nibbles>(word[1], half), second);
                 Cx::template multiply<number::f16>(scores[0], a, first);
@@ -147,17 +148,14 @@ struct code_tiles {
     }
 
     /// Turns weights into weights times steps, relative to heaviest; gathers least numbers.
-    template <class work, class softmax>
-    static KVRT_DEVICE void weigh_values(const work& piece, const std::byte* shared,
-                                         uint32_t visible, const float (&scores)[2][4],
-                                         float (&weights)[2][4], float (&rescale)[2],
-                                         softmax& state) {
-        const operand_place& values = piece.call.place.values;
+    static KVRT_DEVICE void weigh_values(const operand_place& values, uint32_t kv_head,
+                                         const std::byte* shared, const uint32_t (&visible)[2],
+                                         const float (&scores)[2][4], float (&weights)[2][4],
+                                         float (&rescale)[2], running_softmax<code_tiles>& state) {
         float logits[2][4];
         KVRT_UNROLL
         for (uint32_t i = 0; i < 4; ++i) {
             const uint32_t slot = i / 2 * 8 + Cx::lane() % 4 * 2 + i % 2;
-            const bool seen = (visible >> slot & 1u) != 0;
             const std::byte* const meta = shared + (slot * values.words + code_words(values)) * 4;
             float step = 0.0f, least = 0.0f;
             if constexpr (value_nibbles) {
@@ -165,13 +163,14 @@ struct code_tiles {
                 step = Cx::f16_to_f32(static_cast<uint16_t>(both));
                 least = Cx::f16_to_f32(static_cast<uint16_t>(both >> 16));
             } else if (values.codes == coding::fp8_e4m3 || values.codes == coding::fp8_e5m2) {
-                step = static_step(values, piece.kv_head) * code_unit(values.codes);
+                step = static_step(values, kv_head) * code_unit(values.codes);
             } else {
                 step = Cx::template load<float>(meta) * code_unit(values.codes);
             }
             const float log_step = Cx::log2(step);
             KVRT_UNROLL
             for (uint32_t half = 0; half < 2; ++half) {
+                const bool seen = (visible[half] >> slot & 1u) != 0;
                 const float logit = scores[i / 2][half * 2 + i % 2];
                 logits[i / 2][half * 2 + i % 2] = seen ? logit + log_step : logit;
                 if constexpr (value_nibbles) {
@@ -183,20 +182,41 @@ struct code_tiles {
         }
         KVRT_UNROLL
         for (uint32_t half = 0; half < 2; ++half) {
-            const float heaviest = work::largest_of_row(logits, half, state.heaviest[half]);
-            rescale[half] = work::weight_of(state.heaviest[half], heaviest);
+            const float heaviest = largest_of_row<Cx>(logits, half, state.heaviest[half]);
+            rescale[half] = weight_of<Cx>(state.heaviest[half], heaviest);
             state.heaviest[half] = heaviest;
             KVRT_UNROLL
             for (uint32_t i = 0; i < 4; ++i) {
                 weights[i / 2][half * 2 + i % 2] =
-                    work::weight_of(logits[i / 2][half * 2 + i % 2], heaviest);
+                    weight_of<Cx>(logits[i / 2][half * 2 + i % 2], heaviest);
             }
         }
     }
 
+    /// half_tiles. Codes of whole numbers have none that spoils others, and steps are in weights.
+    static KVRT_DEVICE bool spoils(const operand_place& values, const std::byte* shared,
+                                   uint32_t visible) {
+        uint32_t excess = 0;  // what takes codes that are no numbers to the sign
+        if (values.codes == coding::fp8_token || values.codes == coding::fp8_e4m3) {
+            excess = 0x01010101u;
+        } else if (values.codes == coding::fp8_e5m2) {
+            excess = 0x04040404u;
+        }
+        const uint32_t words = code_words(values);
+        bool found = false;
+        for (uint32_t i = Cx::lane(); excess != 0 && i < slots_of_group * words; i += warp_lanes) {
+            if ((visible >> (i / words) & 1u) == 0) continue;
+            const uint32_t word =
+                Cx::template load<uint32_t>(shared + (i / words * values.words + i % words) * 4);
+            found = found || (((word & 0x7f7f7f7fu) + excess) & 0x80808080u) != 0;
+        }
+        return found;
+    }
+
+    template <bool apart = false>
     static KVRT_DEVICE void multiply_values(const operand_place& values, const std::byte* shared,
                                             const uint32_t (&weights)[4], uint32_t visible,
-                                            float (&out)[most_channels / 8][4]) {
+                                            float (&out)[most_channels / 8][4], uint32_t own = 3) {
         const uint32_t q = Cx::lane() % 4, column = Cx::lane() / 4;
         const uint32_t words = code_words(values);
         const uint32_t slots[4] = {2 * q, 2 * q + 1, 2 * q + 8, 2 * q + 9};
@@ -230,8 +250,8 @@ struct code_tiles {
                 KVRT_UNROLL
                 for (uint32_t channel = 0; channel < 4; ++channel) {
                     const uint32_t b[2] = {pairs[0][channel], pairs[1][channel]};
-                    Cx::template multiply<number::f16>(
-                        out[(step * value_halves + half) * 4 + channel], weights, b);
+                    accumulate<Cx, number::f16, apart>(
+                        out[(step * value_halves + half) * 4 + channel], weights, b, own);
                 }
             }
         }

@@ -2,8 +2,7 @@
 // head.
 #pragma once
 
-#include "kernels/attend.hpp"
-#include "kernels/write.hpp"
+#include "kernels/attend_parts.hpp"
 
 namespace kvrt::kernels {
 
@@ -13,10 +12,9 @@ inline uint32_t join_blocks(const attend_parameters& call) {
 }
 
 /// The kernel. Launch with join_blocks(call) blocks of attend_threads threads. Sequences whose
-/// table is no_sequence are left out.
+/// table is no_sequence, and those without pieces, are left out.
 template <class Cx>
 KVRT_DEVICE void join_pieces(const attend_parameters& call) {
-    constexpr float ln_2 = 0.693147180559945309417f, log2_e = 1.44269504088896340736f;
     const uint32_t unit = Cx::block() * attend_warps + Cx::warp();
     const uint32_t head = unit % call.query_heads;
     const uint32_t row = unit / call.query_heads % call.most_rows;
@@ -29,17 +27,16 @@ KVRT_DEVICE void join_pieces(const attend_parameters& call) {
     const uint32_t first = Cx::template load_constant<uint32_t>(&listed->first_partial) + row;
     const uint32_t pieces = Cx::template load_constant<uint32_t>(&listed->pieces);
 
-    const float nothing = Cx::bits_to_f32(0xff800000u);
-    const float sink = call.sink_logits == nullptr
-                           ? nothing
-                           : Cx::template load_constant<float>(call.sink_logits + head) * log2_e;
-    float largest = sink;
+    if (pieces == 0) return;
+
+    const float nothing = minus_infinity<Cx>();
+    float largest = nothing;
     for (uint32_t p = 0; p < pieces; ++p) {
         const uint64_t at = (uint64_t{first} + uint64_t{p} * rows) * call.query_heads + head;
         const float here = Cx::template load<float>(call.partials.largest + at);
         largest = here > largest ? here : largest;
     }
-    float total = sink == nothing ? 0.0f : Cx::exp2(sink - largest);
+    float total = 0.0f;
     constexpr uint32_t each = most_dim / warp_lanes;
     const uint32_t dim = call.place.values.dim;
     float values[each] = {};
@@ -48,7 +45,7 @@ KVRT_DEVICE void join_pieces(const attend_parameters& call) {
         const float here = Cx::template load<float>(call.partials.largest + at);
         const float sum = Cx::template load<float>(call.partials.sum + at);
         if (here == nothing && sum == 0.0f) continue;
-        const float factor = Cx::exp2(here == nothing ? here : here - largest);
+        const float factor = weight_of<Cx>(here, largest);
         total = Cx::multiply_add(factor, sum, total);
         KVRT_UNROLL
         for (uint32_t i = 0; i < each; ++i) {
@@ -59,26 +56,14 @@ KVRT_DEVICE void join_pieces(const attend_parameters& call) {
                 values[i]);
         }
     }
-    const float inverse = total != 0.0f ? 1.0f / total : 1.0f;
+    const finished_row finished = finish_row<Cx>(call, head, largest, total);
     KVRT_UNROLL
     for (uint32_t i = 0; i < each; ++i) {
         const uint32_t channel = Cx::lane() + i * warp_lanes;
         if (channel >= dim) continue;
-        const int64_t element = int64_t{tensor_row} * call.out.row_stride +
-                                int64_t{head} * call.out.head_stride +
-                                int64_t{channel} * call.out.dim_stride;
-        std::byte* const to = call.out.data + element * int64_t{number_bytes(call.out_type)};
-        const float value = values[i] * inverse;
-        if (call.out_type == number::f32) {
-            Cx::store(to, value);
-        } else {
-            Cx::store(to, to_half_width<Cx>(value, call.out_type));
-        }
+        store_out<Cx>(call, tensor_row, head, channel, values[i] * finished.factor);
     }
-    if (call.log_sum_exp != nullptr && Cx::lane() == 0) {
-        Cx::store(call.log_sum_exp + uint64_t{tensor_row} * call.row_heads + head,
-                  total != 0.0f ? (largest + Cx::log2(total)) * ln_2 : nothing);
-    }
+    if (Cx::lane() == 0) store_log_sum<Cx>(call, tensor_row, head, finished.log_sum);
 }
 
 }  // namespace kvrt::kernels

@@ -39,6 +39,23 @@ KVRT_DEVICE void fetch_rows(const operand_place& operand, const group_source& fr
     }
 }
 
+/// out += weights b; where `apart`, for those of the two vectors of a lane alone that are its own
+/// (bits 0 and 1), whatever the sums of others are.
+template <class Cx, number type, bool apart>
+KVRT_DEVICE void accumulate(float (&out)[4], const uint32_t (&weights)[4], const uint32_t (&b)[2],
+                            uint32_t own) {
+    if constexpr (!apart) {
+        Cx::template multiply<type>(out, weights, b);
+        return;
+    }
+    float sums[4] = {};
+    Cx::template multiply<type>(sums, weights, b);
+    KVRT_UNROLL
+    for (uint32_t i = 0; i < 4; ++i) {
+        if ((own >> (i / 2) & 1u) != 0) out[i] += sums[i];
+    }
+}
+
 /// Elements of f16 or bf16; keys as columns of 16 slots, or as rows.
 template <class Cx, number type, uint32_t most_channels>
 struct half_tiles {
@@ -83,20 +100,56 @@ struct half_tiles {
         fetch_rows<Cx>(values, from, from.seen, shared);
     }
 
-    /// `queries` is this lane's row of the first step's fragments; steps are 32 bytes apart.
+    /// queries.of_step(step, a) gives the fragments of 16 columns.
+    template <class fragments>
     static KVRT_DEVICE void multiply_keys(const operand_place& keys, const std::byte* shared,
-                                          const std::byte* queries, float (&scores)[2][4]) {
+                                          const fragments& queries, float (&scores)[2][4]) {
+        const bool whole = whole_steps(keys.dim) == most_channels;
+        if (keys.by_rows()) {
+            if (whole) return multiply_steps<true, true>(keys, shared, queries, scores);
+            return multiply_steps<true, false>(keys, shared, queries, scores);
+        }
+        if (whole) return multiply_steps<false, true>(keys, shared, queries, scores);
+        multiply_steps<false, false>(keys, shared, queries, scores);
+    }
+
+    /// Whether a lane finds a value that is no number, which times a weight of 0 is none either.
+    static KVRT_DEVICE bool spoils(const operand_place& values, const std::byte* shared, uint32_t) {
+        const uint32_t words = values.dim / 2, infinite = type == number::f16 ? 0x7c00u : 0x7f80u;
+        bool found = false;
+        for (uint32_t i = Cx::lane(); i < slots_of_group * words; i += warp_lanes) {
+            const uint32_t pair = Cx::template load<uint32_t>(
+                shared + i / words * odd_row(whole_steps(values.dim)) + i % words * 4);
+            found = found || (pair & infinite) == infinite || (pair >> 16 & infinite) == infinite;
+        }
+        return found;
+    }
+
+    /// `apart`: visible slots alone, for the lane's own vectors alone (accumulate).
+    template <bool apart = false>
+    static KVRT_DEVICE void multiply_values(const operand_place& values, const std::byte* shared,
+                                            const uint32_t (&weights)[4], uint32_t visible,
+                                            float (&out)[most_channels / 8][4], uint32_t own = 3) {
+        if (!apart && whole_steps(values.dim) == most_channels) {
+            return weigh_steps<true, false>(values, shared, weights, visible, out, own);
+        }
+        weigh_steps<false, apart>(values, shared, weights, visible, out, own);
+    }
+
+  private:
+    // `whole`: all steps are taken, and no branch keeps a step's load from coming early.
+    template <bool by_rows, bool whole, class fragments>
+    static KVRT_DEVICE void multiply_steps(const operand_place& keys, const std::byte* shared,
+                                           const fragments& queries, float (&scores)[2][4]) {
         const uint32_t matrix = Cx::lane() / 8, row = Cx::lane() % 8;
-        const uint32_t steps = whole_steps(keys.dim) / 16;
-        const bool by_rows = keys.by_rows();
-        const uint32_t row_at =
-            (matrix / 2 * 8 + row) * odd_row(whole_steps(keys.dim)) + matrix % 2 * 16;
+        const uint32_t channels_there = whole ? most_channels : whole_steps(keys.dim);
+        const uint32_t row_at = (matrix / 2 * 8 + row) * odd_row(channels_there) + matrix % 2 * 16;
         KVRT_UNROLL
         for (uint32_t step = 0; step < most_channels / 16; ++step) {
-            if (step >= steps) break;
+            if (!whole && step * 16 >= channels_there) break;
             uint32_t a[4], b[4];
-            Cx::load_matrices(a, queries + step * 32);
-            if (by_rows) {
+            queries.of_step(step, a);
+            if constexpr (by_rows) {
                 Cx::load_matrices(b, shared + row_at + step * 32);
             } else {
                 Cx::load_matrices_transposed(
@@ -108,21 +161,30 @@ struct half_tiles {
         }
     }
 
-    static KVRT_DEVICE void multiply_values(const operand_place& values, const std::byte* shared,
-                                            const uint32_t (&weights)[4], uint32_t,
-                                            float (&out)[most_channels / 8][4]) {
+    template <bool whole, bool apart>
+    static KVRT_DEVICE void weigh_steps(const operand_place& values, const std::byte* shared,
+                                        const uint32_t (&weights)[4], uint32_t visible,
+                                        float (&out)[most_channels / 8][4], uint32_t own) {
         const uint32_t matrix = Cx::lane() / 8, row = Cx::lane() % 8;
-        const uint32_t steps = whole_steps(values.dim) / 16;
+        const uint32_t channels_there = whole ? most_channels : whole_steps(values.dim);
         const std::byte* const from =
-            shared + (matrix % 2 * 8 + row) * odd_row(whole_steps(values.dim)) + matrix / 2 * 16;
+            shared + (matrix % 2 * 8 + row) * odd_row(channels_there) + matrix / 2 * 16;
+        uint32_t masks[2];
+        KVRT_UNROLL
+        for (uint32_t i = 0; i < 2; ++i) {
+            const uint32_t pair = visible >> (i * 8 + Cx::lane() % 4 * 2);
+            masks[i] = (pair & 1u) * 0xffffu + (pair >> 1 & 1u) * 0xffff0000u;
+        }
         KVRT_UNROLL
         for (uint32_t step = 0; step < most_channels / 16; ++step) {
-            if (step >= steps) break;
+            if (!whole && step * 16 >= channels_there) break;
             uint32_t b[4];
             Cx::load_matrices_transposed(b, from + step * 32);
+            KVRT_UNROLL
+            for (uint32_t i = 0; i < 4 && apart; ++i) b[i] &= masks[i % 2];
             const uint32_t first[2] = {b[0], b[1]}, second[2] = {b[2], b[3]};
-            Cx::template multiply<type>(out[2 * step], weights, first);
-            Cx::template multiply<type>(out[2 * step + 1], weights, second);
+            accumulate<Cx, type, apart>(out[2 * step], weights, first, own);
+            accumulate<Cx, type, apart>(out[2 * step + 1], weights, second, own);
         }
     }
 };

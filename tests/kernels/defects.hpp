@@ -20,6 +20,11 @@ enum class defect {
     block_race,  // two blocks write one word of global memory
 };
 
+/// Whether attend_rows.hpp comes to the right result, and clean, when all threads run through their
+/// barrier of this number: a sequence of so many slots and rows (attend_rows_test.cpp).
+bool rows_without_barrier(uint32_t barrier, emulator::thread_order order, uint32_t slots,
+                          uint32_t rows);
+
 /// out[block] = the sum of numbers[0 .. count), by 128 threads.
 template <class Cx>
 void block_sum(const float* numbers, uint32_t count, float* out, defect seeded) {

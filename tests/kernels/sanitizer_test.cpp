@@ -19,6 +19,7 @@ struct seeded {
     const char* plain;
     const char* address;
     const char* thread;
+    int rows_barrier = -1;  // of rows_without_barrier; else `what` is
 };
 
 constexpr char race[] = "ThreadSanitizer: data race";
@@ -33,6 +34,12 @@ constexpr seeded all_seeded[] = {
      "AddressSanitizer: use-after-poison", nullptr},
     {"early_raw_read", defect::early_raw_read, "wrong sum", "AddressSanitizer: use-after-poison",
      "wrong sum"},
+    {"rows_whole", defect::none, nullptr, nullptr, "clean", 5},
+    {"rows_queries_barrier", defect::none, nullptr, nullptr, race, 0},
+    {"rows_held_barrier", defect::none, nullptr, nullptr, race, 1},
+    {"rows_stage_barrier", defect::none, nullptr, nullptr, race, 2},
+    {"rows_done_barrier", defect::none, nullptr, nullptr, race, 3},
+    {"rows_parts_barrier", defect::none, nullptr, nullptr, race, 4},
 };
 
 const char* expected_of(const seeded& each) {
@@ -53,6 +60,12 @@ void report_outcome(const launch_report& report, bool right) {
 }
 
 void run_defect(const seeded& each) {
+    if (each.rows_barrier >= 0) {
+        const bool right = rows_without_barrier(static_cast<uint32_t>(each.rows_barrier),
+                                                thread_order::ascending, 60, 3);
+        std::printf("%s\n", right ? "clean" : "wrong");
+        return;
+    }
     for (const thread_order order : all_orders) {
         std::vector<float> numbers(700, 1.0f);
         const device_array<float> in(numbers);

@@ -1,0 +1,205 @@
+// Query vectors and what they see. A query vector is a query head of a row; those of a KV head
+// stand row by row. A warp takes 16 of them: lanes 4 q to 4 q + 3 have parts of vectors q and q + 8
+// ("halves" 0 and 1), and of 16 slots tile * 8 + lane % 4 * 2 + {0, 1} (tiles 0 and 1).
+#pragma once
+
+#include "kernels/attend_tiles.hpp"
+#include "kernels/write.hpp"
+
+namespace kvrt::kernels {
+
+inline constexpr float log2_of_e = 1.44269504088896340736f;
+inline constexpr float ln_of_2 = 0.693147180559945309417f;
+
+template <class Cx>
+KVRT_DEVICE float minus_infinity() {
+    return Cx::bits_to_f32(0xff800000u);
+}
+
+/// Bit s of the result: slot first + s is below `limit`.
+KVRT_DEVICE uint32_t slots_below(uint32_t limit, uint32_t first) {
+    if (limit <= first) return 0;
+    return limit - first >= slots_of_group ? 0xffffu : (1u << (limit - first)) - 1;
+}
+
+/// But for the number of its pieces.
+template <class Cx>
+KVRT_DEVICE attend_sequence load_sequence(const attend_sequence* listed) {
+    const std::byte* const from = reinterpret_cast<const std::byte*>(listed);
+    const word4 low = Cx::template load_constant<word4>(from);
+    const word4 high = Cx::template load_constant<word4>(from + 16);
+    return {low.x,  low.y, low.z, low.w, high.x, high.y, static_cast<int32_t>(high.z),
+            high.w, 0,     {}};
+}
+
+/// Where a row looks: at slots below `limit` that are sinks, or not below `from`.
+struct row_view {
+    uint32_t from = 0, limit = 0;
+};
+
+KVRT_DEVICE row_view view_of_row(const attend_parameters& call, const attend_sequence& sequence,
+                                 uint32_t row) {
+    const int32_t from = call.window ? sequence.window_first + static_cast<int32_t>(row) : 0;
+    return {from < 0 ? 0 : static_cast<uint32_t>(from), sequence.slots - (sequence.rows - 1 - row)};
+}
+
+/// Which of the 16 slots from `slot` on are seen from there.
+KVRT_DEVICE uint32_t slots_seen(const attend_parameters& call, const row_view& view,
+                                uint32_t slot) {
+    return slots_below(view.limit, slot) &
+           (slots_below(call.window_sinks, slot) | ~slots_below(view.from, slot));
+}
+
+/// Position of a slot, less that of a row.
+template <class Cx>
+KVRT_DEVICE float relative_position(const attend_parameters& call, const attend_sequence& sequence,
+                                    uint32_t kv_head, uint32_t slot, uint32_t row) {
+    const uint32_t behind = sequence.rows - row;  // next_position is, of the row's own
+    if (slot >= sequence.explicit_slots) {
+        return static_cast<float>(static_cast<int32_t>(slot + behind - sequence.slots));
+    }
+    const uint32_t tokens = call.place.block_tokens;
+    const uint32_t id =
+        Cx::template load_constant<uint32_t>(call.tables.of(sequence.table) + slot / tokens);
+    const uint32_t position =
+        Cx::template load_constant<uint32_t>(call.positions.of(id, kv_head) + slot % tokens);
+    return static_cast<float>(static_cast<int32_t>(position + behind - sequence.next_position));
+}
+
+/// Query vectors [first, first + count) of a KV head: vector v is query head v % group of it, of
+/// row v / group.
+struct query_vectors {
+    uint32_t kv_head, group, first, count;
+
+    KVRT_DEVICE uint32_t row_of(uint32_t vector) const { return (first + vector) / group; }
+    KVRT_DEVICE uint32_t head_of(uint32_t vector) const {
+        return kv_head * group + (first + vector) % group;
+    }
+};
+
+template <class Cx>
+KVRT_DEVICE float load_number(const std::byte* address, number type) {
+    if (type == number::f32) return load_number<Cx, number::f32>(address);
+    if (type == number::f16) return load_number<Cx, number::f16>(address);
+    return load_number<Cx, number::bf16>(address);
+}
+
+/// Where any of their rows looks.
+KVRT_DEVICE row_view view_of_rows(const attend_parameters& call, const attend_sequence& sequence,
+                                  const query_vectors& vectors) {
+    return {view_of_row(call, sequence, vectors.row_of(0)).from,
+            view_of_row(call, sequence, vectors.row_of(vectors.count - 1)).limit};
+}
+
+/// One warp brings a query vector of a sequence into a row of odd_row(tiles::channels) bytes in
+/// shared memory, divided by `factor`, a power of 2 near its largest, so that f16 holds any. `sum`
+/// is that of what is stored there. Zeros, where there is no such vector.
+template <class Cx, class tiles>
+KVRT_DEVICE void load_query(const attend_parameters& call, const attend_sequence& sequence,
+                            const query_vectors& vectors, uint32_t vector, std::byte* to,
+                            float& sum, float& factor) {
+    const bool there = vector < vectors.count;
+    const uint32_t row = sequence.first_row + vectors.row_of(vector);
+    const uint32_t head = vectors.head_of(vector);
+    const uint32_t dim = call.place.keys.dim;
+    for (uint32_t i = Cx::lane(); i < odd_row(tiles::channels) / 4; i += warp_lanes) {
+        Cx::store(to + i * 4, 0u);
+    }
+    Cx::warp_barrier();
+    constexpr uint32_t each = most_dim / warp_lanes;
+    float query[each];
+    float largest = 0.0f;
+    KVRT_UNROLL
+    for (uint32_t i = 0; i < each; ++i) {
+        const uint32_t channel = Cx::lane() + i * warp_lanes;
+        query[i] = 0.0f;
+        if (channel >= dim || !there) continue;
+        const int64_t element = int64_t{row} * call.queries.row_stride +
+                                int64_t{head} * call.queries.head_stride +
+                                int64_t{channel} * call.queries.dim_stride;
+        query[i] = load_number<Cx>(
+            call.queries.data + element * int64_t{number_bytes(call.query_type)}, call.query_type);
+        const float magnitude = query[i] < 0.0f ? -query[i] : query[i];
+        largest = magnitude > largest ? magnitude : largest;
+    }
+    KVRT_UNROLL
+    for (uint32_t bits = 1; bits < warp_lanes; bits *= 2) {
+        const float other = Cx::shuffle_xor(largest, bits);
+        largest = other > largest ? other : largest;
+    }
+    // Of numbers that are 0, subnormal or infinite the exponent is left alone.
+    uint32_t exponent = Cx::f32_to_bits(largest) >> 23;
+    if (exponent == 0 || exponent >= 254) exponent = 127;
+    const float inverse = Cx::bits_to_f32((254 - exponent) << 23);
+    sum = 0.0f;
+    KVRT_UNROLL
+    for (uint32_t i = 0; i < each; ++i) {
+        const uint32_t channel = Cx::lane() + i * warp_lanes;
+        if (channel >= dim) continue;
+        const uint16_t bits = to_half_width<Cx>(query[i] * inverse, tiles::query_type);
+        sum += tiles::query_type == number::f16 ? Cx::f16_to_f32(bits) : Cx::bf16_to_f32(bits);
+        Cx::store(to + tiles::column_of(call.place.keys, channel) * 2, bits);
+    }
+    KVRT_UNROLL
+    for (uint32_t bits = 1; bits < warp_lanes; bits *= 2) sum += Cx::shuffle_xor(sum, bits);
+    factor = Cx::bits_to_f32(exponent << 23);
+}
+
+/// Fragments of queries, read from shared memory for every product. `row` is this lane's.
+template <class Cx>
+struct shared_fragments {
+    const std::byte* row;
+
+    KVRT_DEVICE shared_fragments(const std::byte* first_row, uint32_t row_bytes)
+        : row(first_row + Cx::lane() % 16 * row_bytes + Cx::lane() / 16 * 16) {}
+    KVRT_DEVICE void of_step(uint32_t step, uint32_t (&a)[4]) const {
+        Cx::load_matrices(a, row + step * 32);
+    }
+};
+
+/// What a warp knows of its 16 vectors, of those from `first` on among some.
+struct warp_vectors {
+    // Of the lane's two. What there is not sees nothing.
+    float factor[2];     ///< of products; where nothing else is done to them, log2_of_e is in it
+    float query_sum[2];  ///< load_query
+    float slope[2];
+    uint32_t row[2];
+    row_view view[2];
+    // Of all.
+    uint32_t first_row, last_row;
+    row_view early, late;  ///< theirs
+};
+
+KVRT_BOTH bool only_scaled(const attend_parameters& call) {
+    return call.softcap == 0.0f && call.alibi_slopes == nullptr;
+}
+
+/// `sums` and `factors` are those of load_query, of all vectors.
+template <class Cx>
+KVRT_DEVICE warp_vectors vectors_of_warp(const attend_parameters& call,
+                                         const attend_sequence& sequence,
+                                         const query_vectors& vectors, uint32_t first,
+                                         const float* sums, const float* factors) {
+    warp_vectors made;
+    const uint32_t left = vectors.count - first;
+    made.first_row = vectors.row_of(first);
+    made.last_row = vectors.row_of(first + (left < 16 ? left : 16) - 1);
+    made.early = view_of_row(call, sequence, made.first_row);
+    made.late = view_of_row(call, sequence, made.last_row);
+    KVRT_UNROLL
+    for (uint32_t half = 0; half < 2; ++half) {
+        const uint32_t v = first + Cx::lane() / 4 + half * 8;
+        const bool there = v < vectors.count;
+        made.factor[half] = call.scale * factors[v] * (only_scaled(call) ? log2_of_e : 1.0f);
+        made.query_sum[half] = sums[v];
+        made.slope[half] =
+            call.alibi_slopes != nullptr && there
+                ? Cx::template load_constant<float>(call.alibi_slopes + vectors.head_of(v))
+                : 0.0f;
+        made.row[half] = there ? vectors.row_of(v) : made.last_row;
+        made.view[half] = there ? view_of_row(call, sequence, made.row[half]) : row_view{};
+    }
+    return made;
+}
+
+}  // namespace kvrt::kernels
