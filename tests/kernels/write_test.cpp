@@ -57,10 +57,13 @@ void check(const write_case& test, thread_order order) {
     std::vector<kvrt::write_item> items;
     const uint32_t counts[] = {few_cases ? 3u : 19u, 1u, few_cases ? 4u : 8u};
     const uint32_t first_slots[] = {test.lane.block_tokens - 2, 0, 11};
+    const uint32_t first_positions[] = {250, 70000, 0x7ff00000};
     for (uint32_t s = 0; s < sequences; ++s) {
         items.push_back({here.table_of(s), first_slots[s], static_cast<uint32_t>(targets.size()),
-                         counts[s], first_slots[s]});
-        for (uint32_t i = 0; i < counts[s]; ++i) targets.push_back({s, first_slots[s] + i});
+                         counts[s], first_positions[s]});
+        for (uint32_t i = 0; i < counts[s]; ++i) {
+            targets.push_back({s, first_slots[s] + i, first_positions[s] + i});
+        }
         targets.push_back({kernels::no_sequence, 7});
     }
     const uint32_t rows = static_cast<uint32_t>(targets.size());
@@ -152,6 +155,80 @@ TEST_CASE("write kernel: the bytes are those of the CPU's encoders") {
         {{.key_dim = 72, .key_format = KV_FORMAT_INT4_TOKEN, .value_format = KV_FORMAT_F32},
          number::f16,
          0},
+        {{.key_dim = 128, .key_format = KV_FORMAT_Q8_0, .value_format = KV_FORMAT_Q4_0},
+         number::f32,
+         0},
+        {{.order = tile_order::hnd,
+          .key_dim = 72,
+          .value_dim = 128,
+          .key_format = KV_FORMAT_Q8_0,
+          .value_format = KV_FORMAT_Q4_1},
+         number::f32,
+         0},
+        {{.order = tile_order::nhd,
+          .key_dim = 88,
+          .value_dim = 256,
+          .key_format = KV_FORMAT_Q4_0,
+          .value_format = KV_FORMAT_Q4_0},
+         number::f16,
+         0},
+        {{.key_dim = 72,
+          .value_dim = 256,
+          .key_format = KV_FORMAT_NVFP4,
+          .value_format = KV_FORMAT_MXFP4},
+         number::f32,
+         0},
+        {{.order = tile_order::hnd,
+          .key_dim = 104,
+          .value_dim = 120,
+          .key_format = KV_FORMAT_MXFP4,
+          .value_format = KV_FORMAT_NVFP4},
+         number::bf16,
+         0},
+        {{.key_dim = 128, .key_format = KV_FORMAT_TURBO4, .value_format = KV_FORMAT_TURBO4},
+         number::f32,
+         0},
+        {{.key_dim = 72,
+          .value_dim = 256,
+          .key_format = KV_FORMAT_TURBO3,
+          .value_format = KV_FORMAT_TURBO3},
+         number::f32,
+         0},
+        {{.order = tile_order::nhd,
+          .key_dim = 256,
+          .value_dim = 72,
+          .key_format = KV_FORMAT_TURBO3,
+          .value_format = KV_FORMAT_TURBO3},
+         number::f16,
+         0},
+        {{.key_format = KV_FORMAT_AFFINE4, .value_format = KV_FORMAT_Q4_1}, number::f32, 0},
+        {{.order = tile_order::hnd,
+          .key_dim = 96,
+          .key_format = KV_FORMAT_AFFINE4,
+          .value_format = KV_FORMAT_KIVI2,
+          .turned_pairs = 48,
+          .interleaved = true},
+         number::f16,
+         0},
+        {{.key_dim = 128,
+          .value_dim = 88,
+          .key_format = KV_FORMAT_F16,
+          .value_format = KV_FORMAT_KIVI2},
+         number::f32,
+         0},
+        {{.value_dim = 72, .key_format = KV_FORMAT_F16, .value_format = KV_FORMAT_KIVI4},
+         number::f32,
+         0},
+        {{.order = tile_order::hnd,
+          .key_dim = 256,
+          .value_dim = 72,
+          .key_format = KV_FORMAT_INT8_TOKEN,
+          .value_format = KV_FORMAT_INT4_TOKEN,
+          .rotate = true},
+         number::f32,
+         0},
+        // Raw rows of tiles that are rotated.
+        {{.key_dim = 128, .value_dim = 96, .rotate = true}, number::f32, 0},
     };
     for (const write_case& each : cases) {
         for (const thread_order order : tested_orders) check(each, order);
@@ -161,8 +238,10 @@ TEST_CASE("write kernel: the bytes are those of the CPU's encoders") {
 
 TEST_CASE("write kernel: rows that are not finite") {
     // The records of formats with steps, and codes of those without.
-    for (const uint32_t format : {KV_FORMAT_INT8_TOKEN, KV_FORMAT_INT4_TOKEN, KV_FORMAT_FP8_TOKEN,
-                                  KV_FORMAT_FP8_E4M3, KV_FORMAT_FP8_E5M2}) {
+    for (const uint32_t format :
+         {KV_FORMAT_INT8_TOKEN, KV_FORMAT_INT4_TOKEN, KV_FORMAT_FP8_TOKEN, KV_FORMAT_FP8_E4M3,
+          KV_FORMAT_FP8_E5M2, KV_FORMAT_Q8_0, KV_FORMAT_Q4_0, KV_FORMAT_Q4_1, KV_FORMAT_NVFP4,
+          KV_FORMAT_MXFP4, KV_FORMAT_TURBO4, KV_FORMAT_TURBO3}) {
         CAPTURE(format);
         lane here({.kv_heads = 1, .key_format = format, .value_format = format}, 1, 1);
         device_tensor rows(number::f32, 3, 1, 64);
