@@ -41,6 +41,8 @@ void put_hard_rows(device_tensor& tensor) {
     for (uint32_t head = 0; head < tensor.heads; ++head) {
         for (uint32_t i = 0; i < tensor.dim; ++i) {
             tensor.put(4, head, i, (i % 3 == 0 ? -1.0f : 1.0f) * std::numeric_limits<float>::max());
+            tensor.put(9, head, i, i % 2 == 0 ? 0x1.5p-126f : -0x1p-126f);  // the least scales
+            tensor.put(10, head, i, 40000.0f * tensor.get(10, head, i));  // just beyond f16's steps
         }
     }
 }
@@ -71,7 +73,7 @@ void check(const write_case& test, thread_order order) {
     device_tensor values(test.input, rows, heads, test.lane.value_dim, test.gap, test.dim_stride);
     keys.fill(7, 2.0f);
     values.fill(8, 2.0f);
-    if (rows > 8) {
+    if (rows > 10) {
         put_hard_rows(keys);
         put_hard_rows(values);
     }
