@@ -245,6 +245,8 @@ TEST_CASE("write kernel: rows that are not finite") {
           KV_FORMAT_FP8_E5M2, KV_FORMAT_Q8_0, KV_FORMAT_Q4_0, KV_FORMAT_Q4_1, KV_FORMAT_NVFP4,
           KV_FORMAT_MXFP4, KV_FORMAT_TURBO4, KV_FORMAT_TURBO3}) {
         CAPTURE(format);
+        const bool packed_in_all_ways = format == KV_FORMAT_Q4_1 || format == KV_FORMAT_TURBO3;
+        if (few_cases && !packed_in_all_ways) continue;
         lane here({.kv_heads = 1, .key_format = format, .value_format = format}, 1, 1);
         device_tensor rows(number::f32, 3, 1, 64);
         rows.fill(3);
