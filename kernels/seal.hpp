@@ -8,7 +8,6 @@
 // A block of threads has one operand of one head of one block.
 #pragma once
 
-#include "kernels/compact.hpp"
 #include "kernels/encode.hpp"
 #include "kernels/seal_kivi.hpp"
 #include "kernels/seal_kvarn.hpp"

@@ -273,18 +273,13 @@ TEST_CASE("seal kernel: positions go along") {
         std::copy_n(store_of(from.data(), raw).of(item.source, 0), entries,
                     store_of(expected.data(), small).of(item.target, 0));
     }
-    const auto place_of = [&](uint32_t* base, const kvrt::block_numbering& numbering) {
-        return kernels::position_place{
-            base,    numbering.reciprocal, kvrt::units_per_slab, numbering.blocks_per_slab,
-            entries, here.to.block_tokens};
-    };
     const device_array<kernels::seal_item> items(here.items);
     kernels::seal_parameters call;
     call.source_arena = call.arena = here.arena.data();
     call.from = here.from_place;
     call.to = here.to_place;
-    call.from_positions = place_of(from.data(), raw);
-    call.to_positions = place_of(to.data(), small);
+    call.from_positions = kernels::describe(store_of(from.data(), raw), from.data());
+    call.to_positions = kernels::describe(store_of(to.data(), small), to.data());
     call.items = items.data();
     call.count = 2;
     const launch_report report = run(call, thread_order::shuffled);
