@@ -19,12 +19,22 @@ KVRT_DEVICE float static_scale(const operand_place& operand, uint32_t head) {
                                      : 1.0f;
 }
 
-/// Codes of the lane's channels. Changes the row where its basis is another.
-template <class Cx>
+/// Codes of the lane's channels. Changes the row where its basis is another. What is_elaborate is
+/// known to those alone that say `elaborate`.
+template <class Cx, bool elaborate>
 KVRT_DEVICE encoded_row encode_channels(const operand_place& operand, uint32_t head,
                                         uint32_t position, float (&row)[lane_channels],
                                         uint32_t (&codes)[lane_channels]) {
     const bool active = lane_is_active<Cx>(operand.dim);
+    if constexpr (elaborate) {
+        if (operand.codes == coding::turbo4_keys) {
+            return encode_turbo<Cx, 4>(operand.dim, active, row, codes);
+        }
+        if (operand.codes == coding::turbo3_keys) {
+            return encode_turbo<Cx, 3>(operand.dim, active, row, codes);
+        }
+        if (operand.codes == coding::affine4) level_channels<Cx>(operand, head, position, row);
+    }
     switch (operand.codes) {
         case coding::fp8_e4m3:
         case coding::fp8_e5m2:
@@ -40,13 +50,6 @@ KVRT_DEVICE encoded_row encode_channels(const operand_place& operand, uint32_t h
             return encode_nvfp4<Cx>(static_scale<Cx>(operand, head), active, row, codes);
         case coding::mxfp4:
             return encode_mxfp4<Cx>(active, row, codes);
-        case coding::turbo4_keys:
-            return encode_turbo<Cx, 4>(operand.dim, active, row, codes);
-        case coding::turbo3_keys:
-            return encode_turbo<Cx, 3>(operand.dim, active, row, codes);
-        case coding::affine4:
-            level_channels<Cx>(operand, head, position, row);
-            [[fallthrough]];
         default:
             break;
     }
@@ -57,7 +60,7 @@ KVRT_DEVICE encoded_row encode_channels(const operand_place& operand, uint32_t h
 
 /// The row, in the basis it is stored in, to `target`, that of its word 0. Returns how many of this
 /// lane's channels saturated. `record` is warp_record_bytes of this warp's own.
-template <class Cx>
+template <class Cx, bool elaborate>
 KVRT_DEVICE uint32_t store_row(const operand_place& operand, uint32_t head, uint32_t position,
                                float (&row)[lane_channels], std::byte* target, std::byte* record) {
     if (operand.codes == coding::plain) {
@@ -68,7 +71,7 @@ KVRT_DEVICE uint32_t store_row(const operand_place& operand, uint32_t head, uint
         return 0;
     }
     uint32_t codes[lane_channels] = {};
-    const encoded_row done = encode_channels<Cx>(operand, head, position, row, codes);
+    const encoded_row done = encode_channels<Cx, elaborate>(operand, head, position, row, codes);
     make_record<Cx>(shape_of(operand.codes), operand.dim, codes, done.meta, record);
     put_record<Cx>(operand, record, target);
     return done.saturated;

@@ -42,6 +42,12 @@ enum class coding : uint32_t {
 /// Tiles lie in one piece per head, at `offset`, and have no words. They are sealed, not written.
 KVRT_BOTH constexpr bool is_tile(coding codes) { return codes >= coding::kivi4_tile; }
 
+/// Keys whose encoders take twice as many registers as the others': kernels that write them are
+/// compiled apart.
+KVRT_BOTH constexpr bool is_elaborate(coding codes) {
+    return codes == coding::turbo4_keys || codes == coding::turbo3_keys || codes == coding::affine4;
+}
+
 /// How keys are turned by their position (format/position_rotation.hpp).
 struct turning_place {
     uint32_t pairs = 0;

@@ -74,7 +74,7 @@ KVRT_DEVICE uint32_t recode_rows(const operand_place& from, const operand_place&
             load_channels<Cx>(from.type, source + from.at(slot, head, first),
                               from.word_stride / from.word_bytes, row);
         }
-        saturated += store_row<Cx>(to, head, 0, row, target + to.at(slot, head, 0), record);
+        saturated += store_row<Cx, true>(to, head, 0, row, target + to.at(slot, head, 0), record);
         Cx::warp_barrier();  // the record is used again
     }
     return saturated;

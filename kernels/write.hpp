@@ -35,8 +35,8 @@ constexpr uint32_t write_blocks(uint32_t rows, uint32_t kv_heads) {
     return (rows * kv_heads * 2 + warps - 1) / warps;
 }
 
-/// The kernel.
-template <class Cx, number input>
+/// The kernel; `elaborate` where is_elaborate(place.keys.codes), and slower elsewhere.
+template <class Cx, number input, bool elaborate>
 KVRT_DEVICE void write_rows(const write_parameters& call) {
     const uint32_t heads = call.place.kv_heads;
     const uint32_t unit = Cx::block() * (write_threads / warp_lanes) + Cx::warp();
@@ -67,8 +67,8 @@ KVRT_DEVICE void write_rows(const write_parameters& call) {
         Cx::template load_constant<uint32_t>(table + to.slot / call.place.block_tokens);
     std::byte* const target =
         block_at(call.arena, id) + operand.at(to.slot % call.place.block_tokens, head, 0);
-    const uint32_t saturated = store_row<Cx>(operand, head, to.position, row, target,
-                                             Cx::shared() + Cx::warp() * warp_record_bytes);
+    const uint32_t saturated = store_row<Cx, elaborate>(
+        operand, head, to.position, row, target, Cx::shared() + Cx::warp() * warp_record_bytes);
     uint64_t* const counts = value ? call.saturated_values : call.saturated_keys;
     if (counts == nullptr) return;
     const uint32_t all = Cx::reduce_add(saturated);

@@ -20,6 +20,28 @@ struct write_case {
     int64_t dim_stride = 1;
 };
 
+template <bool elaborate>
+void write(const kernels::write_parameters& call, number input) {
+    switch (input) {
+        case number::f32:
+            return kernels::write_rows<context, number::f32, elaborate>(call);
+        case number::f16:
+            return kernels::write_rows<context, number::f16, elaborate>(call);
+        case number::bf16:
+            return kernels::write_rows<context, number::bf16, elaborate>(call);
+    }
+}
+
+launch_report run(const kernels::write_parameters& call, number input,
+                  thread_order order = thread_order::ascending) {
+    const bool elaborate = kernels::is_elaborate(call.place.keys.codes);
+    return launch({.blocks = kernels::write_blocks(call.rows, call.place.kv_heads),
+                   .threads = kernels::write_threads,
+                   .shared_bytes = kernels::write_shared_bytes,
+                   .order = order},
+                  [&] { elaborate ? write<true>(call, input) : write<false>(call, input); });
+}
+
 /// Rows that encoders find hard, in front of ordinary ones.
 void put_hard_rows(device_tensor& tensor) {
     const float tiny = 0x1p-140f, f16_limit = 65504.0f;
@@ -97,21 +119,7 @@ void check(const write_case& test, thread_order order) {
     call.values = values.place;
     call.saturated_keys = counted_keys.data();
     call.saturated_values = counted_values.data();
-    const launch_report report =
-        launch({.blocks = kernels::write_blocks(rows, heads),
-                .threads = kernels::write_threads,
-                .shared_bytes = kernels::write_shared_bytes,
-                .order = order},
-               [&] {
-                   switch (test.input) {
-                       case number::f32:
-                           return kernels::write_rows<context, number::f32>(call);
-                       case number::f16:
-                           return kernels::write_rows<context, number::f16>(call);
-                       case number::bf16:
-                           return kernels::write_rows<context, number::bf16>(call);
-                   }
-               });
+    const launch_report report = run(call, test.input, order);
     REQUIRE_MESSAGE(report.clean(), report.text());
     const auto [mine, theirs] =
         std::mismatch(here.arena.begin(), here.arena.end(), expected.begin());
@@ -266,11 +274,7 @@ TEST_CASE("write kernel: rows that are not finite") {
         call.targets = targets.data();
         call.rows = 3;
         call.keys = call.values = rows.place;
-        const launch_report report =
-            launch({.blocks = kernels::write_blocks(3, 1),
-                    .threads = kernels::write_threads,
-                    .shared_bytes = kernels::write_shared_bytes},
-                   [&] { kernels::write_rows<context, number::f32>(call); });
+        const launch_report report = run(call, number::f32);
         REQUIRE_MESSAGE(report.clean(), report.text());
         CHECK(here.arena.copy() == expected);
     }
