@@ -72,32 +72,29 @@ KVRT_DEVICE uint32_t byte_at(const std::byte* address) {
 
 // ---- Packing ----------------------------------------------------------------------------------
 
-/// Byte `byte` of the packed codes of a row. codes: [dim], a byte each.
+/// Byte `byte` of the packed codes of a row, of 2 or 3 bits. codes: [dim], a byte each.
 template <class Cx>
 KVRT_DEVICE uint32_t packed_byte(const record_shape& shape, uint32_t dim, const std::byte* codes,
                                  uint32_t byte) {
-    if (shape.code_bits == 3 && byte >= dim / 4) {
-        const uint32_t j = byte - dim / 4;
-        uint32_t bits = 0;
+    uint32_t bits = 0;
+    if (byte >= dim / 4) {  // the third bits
+        const std::byte* const at = codes + byte - dim / 4;
         for (uint32_t k = 0; k < 8; ++k) {
-            bits |= (byte_at<Cx>(codes + j + k * (dim / 8)) >> 2 & 1u) << k;
+            bits |= (byte_at<Cx>(at + k * (dim / 8)) >> 2 & 1u) << k;
         }
         return bits;
     }
-    const uint32_t share = shape.code_bits == 4 ? 2 : 4;  // codes in a byte
-    const uint32_t first = byte / (shape.group_of(dim) / share) * shape.group_of(dim);
+    const uint32_t first = byte * 4 / shape.group_of(dim) * shape.group_of(dim);
     const uint32_t left = dim - first;
     const uint32_t count = left < shape.group_of(dim) ? left : shape.group_of(dim);
-    const std::byte* at = codes + first + byte - first / share;
-    const uint32_t width = 8 / share;
-    uint32_t bits = 0;
-    for (uint32_t k = 0; k < share; ++k) {
-        bits |= (byte_at<Cx>(at + k * (count / share)) & ((1u << width) - 1)) << (k * width);
+    const std::byte* const at = codes + first + byte - first / 4;
+    for (uint32_t k = 0; k < 4; ++k) {
+        bits |= (byte_at<Cx>(at + k * (count / 4)) & 3u) << (2 * k);
     }
     return bits;
 }
 
-/// The same of the four bytes of a word of nibbles.
+/// Four such bytes of codes of 4 bits.
 template <class Cx>
 KVRT_DEVICE uint32_t packed_nibbles(const record_shape& shape, uint32_t dim, const std::byte* codes,
                                     uint32_t word) {
