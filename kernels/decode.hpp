@@ -21,7 +21,7 @@ template <uint32_t bits>
 KVRT_DEVICE float level_of_code(uint32_t code) {
     constexpr uint32_t half = 1u << (bits - 1);
     const double size = level_size<bits>(code < half ? half - 1 - code : code - half);
-    return static_cast<float>(normal_levels<bits>::unit * (code < half ? -size : size));
+    return static_cast<float>(turbo_levels<bits>::unit * (code < half ? -size : size));
 }
 
 /// One number of a record, of affine4 before it is brought back. `meta` is that of its group.

@@ -4,28 +4,28 @@
 // last: so does this, handing the sum from lane to lane. All other sums here are of whole numbers.
 #pragma once
 
-#include "format/normal_levels.hpp"
 #include "kernels/encode_groups.hpp"
 
 namespace kvrt::kernels {
 
-/// The positive levels of normal_levels, a byte each, from the least on: tables of constants are
-/// memory on a GPU, and this is none.
+/// format/normal_levels.hpp: the positive levels, a byte each, from the least on. Tables of
+/// constants are memory on a GPU, and these are none.
 template <uint32_t bits>
-consteval uint64_t pack_levels() {
-    uint64_t packed = 0;
-    for (uint32_t level = 0; level < 1u << (bits - 1); ++level) {
-        packed |= static_cast<uint64_t>(normal_levels<bits>::of_code[(1u << (bits - 1)) + level])
-                  << (8 * level);
-    }
-    return packed;
-}
-template <uint32_t bits>
-inline constexpr uint64_t packed_levels = pack_levels<bits>();
+struct turbo_levels;
+template <>
+struct turbo_levels<4> {
+    static constexpr double unit = 1.0 / 38.146;
+    static constexpr uint64_t packed = 0x684f3e3024190f05;
+};
+template <>
+struct turbo_levels<3> {
+    static constexpr double unit = 1.0 / 40.905;
+    static constexpr uint64_t packed = 0x58371f0a;
+};
 
 template <uint32_t bits>
 KVRT_BOTH constexpr uint32_t level_size(uint32_t level) {
-    return static_cast<uint32_t>(packed_levels<bits> >> (8 * level)) & 0xffu;
+    return static_cast<uint32_t>(turbo_levels<bits>::packed >> (8 * level)) & 0xffu;
 }
 
 /// Codes of row[i] * inverse, and the sum of the squares of their levels over the row.
@@ -68,7 +68,7 @@ template <class Cx, uint32_t bits>
 KVRT_DEVICE encoded_row encode_turbo(uint32_t dim, bool active, const float (&row)[lane_channels],
                                      uint32_t (&codes)[lane_channels]) {
     constexpr uint32_t half = 1u << (bits - 1);
-    constexpr double unit = normal_levels<bits>::unit;
+    constexpr double unit = turbo_levels<bits>::unit;
     encoded_row done;
     bool finite = true;
     KVRT_UNROLL
