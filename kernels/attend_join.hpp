@@ -2,12 +2,7 @@
 // head.
 #pragma once
 
-<<<<<<< HEAD
 #include "kernels/attend_parts.hpp"
-=======
-#include "kernels/attend.hpp"
-#include "kernels/row.hpp"
->>>>>>> b9bb3f6 (kernels: no include from the library; docs: kernels that write all formats, seal and open)
 
 namespace kvrt::kernels {
 
