@@ -4,7 +4,7 @@
 #pragma once
 
 #include "kernels/attend_tiles.hpp"
-#include "kernels/write.hpp"
+#include "kernels/row.hpp"
 
 namespace kvrt::kernels {
 

@@ -21,9 +21,9 @@
 //                while the kernel runs.
 //   atomics      atomic_add, relaxed
 //   numbers      conversions (to nearest even; f16 and bf16 as bits), fused multiply_add, exp2,
-//                log2, tanh; permute_bytes picks bytes of two words, add_f16x2 adds pairs,
-//                count_bits counts bits that are set. Nothing else is fused: both compilers are
-//                told so, because bytes that kernels store are compared.
+//                log2, tanh; of doubles the square root, rounded; permute_bytes picks bytes of two
+//                words, add_f16x2 adds pairs, count_bits counts bits that are set. Nothing else is
+//                fused: both compilers are told so, because bytes that kernels store are compared.
 #pragma once
 
 #include <cstddef>
@@ -62,7 +62,7 @@ template <class Cx>
 concept execution_context = requires(uint32_t u, uint32_t* pu, const uint32_t* pcu, uint64_t* pul,
                                      float f, float (&d)[4], uint32_t (&a)[4],
                                      const uint32_t (&ca)[4], const uint32_t (&cb)[2],
-                                     std::byte* shared, const std::byte* global) {
+                                     std::byte* shared, const std::byte* global, double precise) {
     u = Cx::thread() + Cx::threads() + Cx::block() + Cx::blocks() + Cx::lane() + Cx::warp();
     Cx::barrier();
     Cx::barrier(u, u);
@@ -99,6 +99,7 @@ concept execution_context = requires(uint32_t u, uint32_t* pu, const uint32_t* p
     f = Cx::log2(f);
     f = Cx::tanh(f);
     f = Cx::nearest_away(f);
+    precise = Cx::square_root(precise);
     f = Cx::bits_to_f32(u);
     u = Cx::f32_to_bits(f);
 };

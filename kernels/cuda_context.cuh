@@ -191,6 +191,7 @@ struct cuda_context {
     static KVRT_DEVICE float tanh(float value) { return tanhf(value); }
     /// To the nearest whole number, halves away from 0.
     static KVRT_DEVICE float nearest_away(float value) { return roundf(value); }
+    static KVRT_DEVICE double square_root(double value) { return __dsqrt_rn(value); }
 
   private:
     template <class value, bool once>

@@ -12,14 +12,48 @@ inline constexpr uint32_t block_unit_bytes = 64;  ///< a block id counts these
 inline constexpr uint32_t most_dim = 256;         ///< channels of a head; a multiple of 8
 inline constexpr uint32_t no_sequence = 0xffffffffu;
 
-/// How a row is stored. All but plain are records: codes, then metadata, in words of 4 bytes.
+/// How a row is stored. All but plain and tiles are records: codes, then metadata, in words of 4
+/// bytes (format/packed_codes.hpp). What formats store alike has one name here.
 enum class coding : uint32_t {
     plain,       ///< elements
     int8_token,  ///< signed bytes, f32 step
-    int4_token,  ///< nibbles, f16 step, f16 least
+    int4_token,  ///< nibbles, f16 step, f16 least; also turbo4's values
     fp8_token,   ///< e4m3, f32 step
     fp8_e4m3,    ///< static step of the head
     fp8_e5m2,
+    q8_0,           ///< signed bytes, an f16 step for 32 channels
+    q4_0,           ///< nibbles, the same
+    q4_1,           ///< nibbles, f16 step and f16 least for 32 channels; also kivi4's values
+    nvfp4,          ///< e2m1, an e4m3 step for 16 channels, times that of the head
+    mxfp4,          ///< e2m1, an e8m0 step for 32 channels
+    turbo4_keys,    ///< levels of a normal distribution, f16 factor
+    turbo3_keys,    ///< the same in 3 bits
+    turbo3_values,  ///< as int4_token in 3 bits
+    affine4,        ///< q4_1 of what is left of keys that were levelled
+    kivi2_values,   ///< as q4_1 in 2 bits
+    kivi4_tile,     ///< from here on tiles: keys
+    kivi2_tile,
+    kvarn4_key_tile,
+    kvarn2_key_tile,
+    kvarn4_value_tile,
+    kvarn2_value_tile,
+};
+
+/// Tiles lie in one piece per head, at `offset`, and have no words. They are sealed, not written.
+KVRT_BOTH constexpr bool is_tile(coding codes) { return codes >= coding::kivi4_tile; }
+
+/// Keys whose encoders take twice as many registers as the others': kernels that write them are
+/// compiled apart.
+KVRT_BOTH constexpr bool is_elaborate(coding codes) {
+    return codes == coding::turbo4_keys || codes == coding::turbo3_keys || codes == coding::affine4;
+}
+
+/// How keys are turned by their position (format/position_rotation.hpp).
+struct turning_place {
+    uint32_t pairs = 0;
+    bool interleaved = false;
+    float gain = 1.0f;
+    const float* table = nullptr;
 };
 
 /// Keys or values of a block. Strides in bytes; a block is smaller than 2 MiB.
@@ -33,8 +67,14 @@ struct operand_place {
     uint32_t group_stride = 0;  ///< between groups of 16 slots
     uint32_t slot_stride = 0;   ///< within a group
     uint32_t head_stride = 0;
-    uint32_t word_stride = 0;       ///< word_bytes where rows lie in one piece
-    const float* scales = nullptr;  ///< [kv_heads] of static formats
+    uint32_t word_stride = 0;              ///< word_bytes where rows lie in one piece
+    bool inline_form = false;              ///< metadata in front of the codes of each group
+    bool rotated = false;                  ///< in the basis of format/rotation.hpp
+    uint32_t tile_tokens = 0;              ///< of tiles: rows, those of a block
+    const float* scales = nullptr;         ///< [kv_heads] of static formats
+    const float* channel_means = nullptr;  ///< [kv_heads][dim] of affine4, with what follows
+    const float* channel_scales = nullptr;
+    turning_place turning;
 
     KVRT_DEVICE uint32_t at(uint32_t slot, uint32_t head, uint32_t word) const {
         return offset + slot / slots_of_group * group_stride + slot % slots_of_group * slot_stride +

@@ -81,7 +81,7 @@ def compile_one(nvcc, source, architecture):
 
 def digest_of(version):
     digest = hashlib.sha256(f"{version} {FLAGS} {ARCHITECTURES}".encode())
-    for path in sorted((ROOT / "kernels").glob("*")) + [pathlib.Path(__file__)]:
+    for path in sorted((ROOT / "kernels").glob("*.*")) + [pathlib.Path(__file__)]:
         digest.update(path.name.encode() + path.read_bytes())
     return digest.hexdigest()[:24]
 

@@ -5,6 +5,7 @@
 #include <doctest/doctest.h>
 
 #include <algorithm>
+#include <cmath>
 #include <random>
 #include <string>
 #include <vector>
@@ -43,12 +44,16 @@ struct lane_description {
     uint32_t block_tokens = 16, kv_heads = 2;
     uint32_t key_dim = 64, value_dim = 64;
     uint32_t key_format = KV_FORMAT_F16, value_format = KV_FORMAT_F16;
+    bool rotate = false;         ///< keys and values, where their formats do not say so
+    uint32_t turned_pairs = 24;  ///< of affine4's keys
+    bool interleaved = false;
 
     std::string text() const {
         return "order " + std::to_string(static_cast<uint32_t>(order)) + ", blocks of " +
                std::to_string(block_tokens) + ", " + std::to_string(kv_heads) + " heads, dims " +
                std::to_string(key_dim) + " and " + std::to_string(value_dim) + ", formats " +
-               std::to_string(key_format) + " and " + std::to_string(value_format);
+               std::to_string(key_format) + " and " + std::to_string(value_format) +
+               (rotate ? ", rotated" : "");
     }
 };
 
@@ -64,15 +69,27 @@ class lane {
           ids(shuffled_ids(sequences * blocks_each, seed)),
           tables(ids),
           host_scales(what.kv_heads),
-          scales(what.kv_heads) {
+          scales(what.kv_heads),
+          host_means(size_t{what.kv_heads} * what.key_dim),
+          host_channel_scales(host_means.size()),
+          host_turning(kvrt::turning_table_floats(what.turned_pairs)),
+          means(host_means.size()),
+          channel_scales(host_means.size()),
+          turning(host_turning.size()) {
         std::mt19937 random(seed);
         for (std::byte& each : arena) each = static_cast<std::byte>(random());
         for (uint32_t head = 0; head < what.kv_heads; ++head) {
             scales[head] = host_scales[head] = 0.01f * static_cast<float>(head + 1);
         }
+        layout.keys.rotated |= what.rotate;
+        layout.values.rotated |= what.rotate;
+        if (layout.keys.format->needs_channels) level_keys(what);
         REQUIRE(kvrt::kernels::describe(layout, place));
         layout.keys.scales = layout.values.scales = host_scales.data();
         place.keys.scales = place.values.scales = scales.data();
+        place.keys.channel_means = means.data();
+        place.keys.channel_scales = channel_scales.data();
+        place.keys.turning.table = turning.data();
     }
 
     const uint32_t* table_of(uint32_t sequence) const {
@@ -84,6 +101,25 @@ class lane {
     kvrt::kernels::block_place place;
 
   private:
+    /// The constants of affine4.
+    void level_keys(const lane_description& what) {
+        std::mt19937 random(5);
+        std::normal_distribution<float> normal;
+        for (size_t i = 0; i < host_means.size(); ++i) {
+            means[i] = host_means[i] = 2.0f * normal(random);
+            channel_scales[i] = host_channel_scales[i] = std::exp(0.5f * normal(random));
+        }
+        std::vector<double> frequencies(what.turned_pairs);
+        for (uint32_t b = 0; b < what.turned_pairs; ++b) {
+            frequencies[b] = std::pow(10000.0, -static_cast<double>(b) / what.turned_pairs);
+        }
+        kvrt::fill_turning_table(frequencies.data(), what.turned_pairs, host_turning.data());
+        std::copy(host_turning.begin(), host_turning.end(), turning.begin());
+        host_rotation = {what.turned_pairs, what.interleaved, 1.25f, host_turning.data(), nullptr};
+        layout.keys.channel_means = host_means.data();
+        layout.keys.channel_scales = host_channel_scales.data();
+        layout.keys.turning = &host_rotation;
+    }
     std::vector<uint32_t> shuffled_ids(uint32_t count, uint32_t seed) const {
         std::vector<uint32_t> made(count);
         for (uint32_t i = 0; i < count; ++i) {
@@ -101,6 +137,9 @@ class lane {
     device_array<uint32_t> tables;
     std::vector<float> host_scales;
     device_array<float> scales;
+    std::vector<float> host_means, host_channel_scales, host_turning;
+    device_array<float> means, channel_scales, turning;
+    kvrt::position_rotation host_rotation;
 };
 
 /// A tensor of the caller on the device; rows are `gap` elements apart.

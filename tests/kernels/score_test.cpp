@@ -167,6 +167,8 @@ void with_format(const kernels::operand_place& operand, const callable& run) {
             return run.template operator()<coding::fp8_e4m3, number::f32>();
         case coding::fp8_e5m2:
             return run.template operator()<coding::fp8_e5m2, number::f32>();
+        default:
+            FAIL("no kernel scores keys that are stored so");
     }
 }
 

@@ -20,6 +20,28 @@ struct write_case {
     int64_t dim_stride = 1;
 };
 
+template <bool elaborate>
+void write(const kernels::write_parameters& call, number input) {
+    switch (input) {
+        case number::f32:
+            return kernels::write_rows<context, number::f32, elaborate>(call);
+        case number::f16:
+            return kernels::write_rows<context, number::f16, elaborate>(call);
+        case number::bf16:
+            return kernels::write_rows<context, number::bf16, elaborate>(call);
+    }
+}
+
+launch_report run(const kernels::write_parameters& call, number input,
+                  thread_order order = thread_order::ascending) {
+    const bool elaborate = kernels::is_elaborate(call.place.keys.codes);
+    return launch({.blocks = kernels::write_blocks(call.rows, call.place.kv_heads),
+                   .threads = kernels::write_threads,
+                   .shared_bytes = kernels::write_shared_bytes,
+                   .order = order},
+                  [&] { elaborate ? write<true>(call, input) : write<false>(call, input); });
+}
+
 /// Rows that encoders find hard, in front of ordinary ones.
 void put_hard_rows(device_tensor& tensor) {
     const float tiny = 0x1p-140f, f16_limit = 65504.0f;
@@ -41,6 +63,8 @@ void put_hard_rows(device_tensor& tensor) {
     for (uint32_t head = 0; head < tensor.heads; ++head) {
         for (uint32_t i = 0; i < tensor.dim; ++i) {
             tensor.put(4, head, i, (i % 3 == 0 ? -1.0f : 1.0f) * std::numeric_limits<float>::max());
+            tensor.put(9, head, i, i % 2 == 0 ? 0x1.5p-126f : -0x1p-126f);  // the least scales
+            tensor.put(10, head, i, 40000.0f * tensor.get(10, head, i));  // just beyond f16's steps
         }
     }
 }
@@ -57,10 +81,13 @@ void check(const write_case& test, thread_order order) {
     std::vector<kvrt::write_item> items;
     const uint32_t counts[] = {few_cases ? 3u : 19u, 1u, few_cases ? 4u : 8u};
     const uint32_t first_slots[] = {test.lane.block_tokens - 2, 0, 11};
+    const uint32_t first_positions[] = {250, 70000, 0x7ff00000};
     for (uint32_t s = 0; s < sequences; ++s) {
         items.push_back({here.table_of(s), first_slots[s], static_cast<uint32_t>(targets.size()),
-                         counts[s], first_slots[s]});
-        for (uint32_t i = 0; i < counts[s]; ++i) targets.push_back({s, first_slots[s] + i});
+                         counts[s], first_positions[s]});
+        for (uint32_t i = 0; i < counts[s]; ++i) {
+            targets.push_back({s, first_slots[s] + i, first_positions[s] + i});
+        }
         targets.push_back({kernels::no_sequence, 7});
     }
     const uint32_t rows = static_cast<uint32_t>(targets.size());
@@ -68,7 +95,7 @@ void check(const write_case& test, thread_order order) {
     device_tensor values(test.input, rows, heads, test.lane.value_dim, test.gap, test.dim_stride);
     keys.fill(7, 2.0f);
     values.fill(8, 2.0f);
-    if (rows > 8) {
+    if (rows > 10) {
         put_hard_rows(keys);
         put_hard_rows(values);
     }
@@ -92,21 +119,7 @@ void check(const write_case& test, thread_order order) {
     call.values = values.place;
     call.saturated_keys = counted_keys.data();
     call.saturated_values = counted_values.data();
-    const launch_report report =
-        launch({.blocks = kernels::write_blocks(rows, heads),
-                .threads = kernels::write_threads,
-                .shared_bytes = kernels::write_shared_bytes,
-                .order = order},
-               [&] {
-                   switch (test.input) {
-                       case number::f32:
-                           return kernels::write_rows<context, number::f32>(call);
-                       case number::f16:
-                           return kernels::write_rows<context, number::f16>(call);
-                       case number::bf16:
-                           return kernels::write_rows<context, number::bf16>(call);
-                   }
-               });
+    const launch_report report = run(call, test.input, order);
     REQUIRE_MESSAGE(report.clean(), report.text());
     const auto [mine, theirs] =
         std::mismatch(here.arena.begin(), here.arena.end(), expected.begin());
@@ -152,6 +165,80 @@ TEST_CASE("write kernel: the bytes are those of the CPU's encoders") {
         {{.key_dim = 72, .key_format = KV_FORMAT_INT4_TOKEN, .value_format = KV_FORMAT_F32},
          number::f16,
          0},
+        {{.key_dim = 128, .key_format = KV_FORMAT_Q8_0, .value_format = KV_FORMAT_Q4_0},
+         number::f32,
+         0},
+        {{.order = tile_order::hnd,
+          .key_dim = 72,
+          .value_dim = 128,
+          .key_format = KV_FORMAT_Q8_0,
+          .value_format = KV_FORMAT_Q4_1},
+         number::f32,
+         0},
+        {{.order = tile_order::nhd,
+          .key_dim = 88,
+          .value_dim = 256,
+          .key_format = KV_FORMAT_Q4_0,
+          .value_format = KV_FORMAT_Q4_0},
+         number::f16,
+         0},
+        {{.key_dim = 72,
+          .value_dim = 256,
+          .key_format = KV_FORMAT_NVFP4,
+          .value_format = KV_FORMAT_MXFP4},
+         number::f32,
+         0},
+        {{.order = tile_order::hnd,
+          .key_dim = 104,
+          .value_dim = 120,
+          .key_format = KV_FORMAT_MXFP4,
+          .value_format = KV_FORMAT_NVFP4},
+         number::bf16,
+         0},
+        {{.key_dim = 128, .key_format = KV_FORMAT_TURBO4, .value_format = KV_FORMAT_TURBO4},
+         number::f32,
+         0},
+        {{.key_dim = 72,
+          .value_dim = 256,
+          .key_format = KV_FORMAT_TURBO3,
+          .value_format = KV_FORMAT_TURBO3},
+         number::f32,
+         0},
+        {{.order = tile_order::nhd,
+          .key_dim = 256,
+          .value_dim = 72,
+          .key_format = KV_FORMAT_TURBO3,
+          .value_format = KV_FORMAT_TURBO3},
+         number::f16,
+         0},
+        {{.key_format = KV_FORMAT_AFFINE4, .value_format = KV_FORMAT_Q4_1}, number::f32, 0},
+        {{.order = tile_order::hnd,
+          .key_dim = 96,
+          .key_format = KV_FORMAT_AFFINE4,
+          .value_format = KV_FORMAT_KIVI2,
+          .turned_pairs = 48,
+          .interleaved = true},
+         number::f16,
+         0},
+        {{.key_dim = 128,
+          .value_dim = 88,
+          .key_format = KV_FORMAT_F16,
+          .value_format = KV_FORMAT_KIVI2},
+         number::f32,
+         0},
+        {{.value_dim = 72, .key_format = KV_FORMAT_F16, .value_format = KV_FORMAT_KIVI4},
+         number::f32,
+         0},
+        {{.order = tile_order::hnd,
+          .key_dim = 256,
+          .value_dim = 72,
+          .key_format = KV_FORMAT_INT8_TOKEN,
+          .value_format = KV_FORMAT_INT4_TOKEN,
+          .rotate = true},
+         number::f32,
+         0},
+        // Raw rows of tiles that are rotated.
+        {{.key_dim = 128, .value_dim = 96, .rotate = true}, number::f32, 0},
     };
     for (const write_case& each : cases) {
         for (const thread_order order : tested_orders) check(each, order);
@@ -161,9 +248,13 @@ TEST_CASE("write kernel: the bytes are those of the CPU's encoders") {
 
 TEST_CASE("write kernel: rows that are not finite") {
     // The records of formats with steps, and codes of those without.
-    for (const uint32_t format : {KV_FORMAT_INT8_TOKEN, KV_FORMAT_INT4_TOKEN, KV_FORMAT_FP8_TOKEN,
-                                  KV_FORMAT_FP8_E4M3, KV_FORMAT_FP8_E5M2}) {
+    for (const uint32_t format :
+         {KV_FORMAT_INT8_TOKEN, KV_FORMAT_INT4_TOKEN, KV_FORMAT_FP8_TOKEN, KV_FORMAT_FP8_E4M3,
+          KV_FORMAT_FP8_E5M2, KV_FORMAT_Q8_0, KV_FORMAT_Q4_0, KV_FORMAT_Q4_1, KV_FORMAT_NVFP4,
+          KV_FORMAT_MXFP4, KV_FORMAT_TURBO4, KV_FORMAT_TURBO3}) {
         CAPTURE(format);
+        const bool packed_in_all_ways = format == KV_FORMAT_Q4_1 || format == KV_FORMAT_TURBO3;
+        if (few_cases && !packed_in_all_ways) continue;
         lane here({.kv_heads = 1, .key_format = format, .value_format = format}, 1, 1);
         device_tensor rows(number::f32, 3, 1, 64);
         rows.fill(3);
@@ -183,11 +274,7 @@ TEST_CASE("write kernel: rows that are not finite") {
         call.targets = targets.data();
         call.rows = 3;
         call.keys = call.values = rows.place;
-        const launch_report report =
-            launch({.blocks = kernels::write_blocks(3, 1),
-                    .threads = kernels::write_threads,
-                    .shared_bytes = kernels::write_shared_bytes},
-                   [&] { kernels::write_rows<context, number::f32>(call); });
+        const launch_report report = run(call, number::f32);
         REQUIRE_MESSAGE(report.clean(), report.text());
         CHECK(here.arena.copy() == expected);
     }

@@ -228,6 +228,7 @@ struct context {
     static float log2(float value) { return std::log2(value); }
     static float tanh(float value) { return std::tanh(value); }
     static float nearest_away(float value) { return std::round(value); }
+    static double square_root(double value) { return std::sqrt(value); }
 
   private:
     static void release(void* tag) {

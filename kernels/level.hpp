@@ -1,0 +1,88 @@
+// affine4's levelling of keys: what is stored is what is left of a key once its head's mean, turned
+// by the key's position, is taken off and each channel is divided by its scale, in the basis of
+// format/rotation.hpp (format/affine4.cpp, position_rotation.cpp).
+#pragma once
+
+#include "kernels/row.hpp"
+
+namespace kvrt::kernels {
+
+inline constexpr uint32_t turning_digit_bits = 8;
+inline constexpr uint32_t turning_digit_values = 1u << turning_digit_bits;
+
+struct turning_factor {
+    float cosine, sine;
+};
+
+/// Of one pair of channels.
+template <class Cx>
+KVRT_DEVICE turning_factor turning_of(const turning_place& turning, uint32_t position,
+                                      uint32_t pair) {
+    const float* table = turning.table + pair;
+    const uint64_t entry = 2 * uint64_t{turning.pairs};
+    const auto entry_of = [&](uint32_t digit) {
+        const float* const at = table + digit * entry;
+        return turning_factor{Cx::template load_constant<float>(at),
+                              Cx::template load_constant<float>(at + turning.pairs)};
+    };
+    turning_factor factor = entry_of(position % turning_digit_values);
+    for (position >>= turning_digit_bits; position != 0; position >>= turning_digit_bits) {
+        table += turning_digit_values * entry;
+        const uint32_t digit = position % turning_digit_values;
+        if (digit == 0) continue;
+        const turning_factor by = entry_of(digit);
+        factor = {factor.cosine * by.cosine - factor.sine * by.sine,
+                  factor.cosine * by.sine + factor.sine * by.cosine};
+    }
+    return factor;
+}
+
+/// What a channel's mean is where the token stands.
+template <class Cx>
+KVRT_DEVICE float turned_mean(const operand_place& operand, uint32_t head, uint32_t position,
+                              uint32_t channel) {
+    const float* const means = operand.channel_means + uint64_t{head} * operand.dim;
+    const uint32_t pairs = operand.turning.pairs;
+    if (channel >= 2 * pairs) return Cx::template load_constant<float>(means + channel);
+    const bool interleaved = operand.turning.interleaved;
+    const uint32_t pair = interleaved ? channel / 2 : channel % pairs;
+    const bool is_real = interleaved ? channel % 2 == 0 : channel < pairs;
+    const float real = Cx::template load_constant<float>(means + (interleaved ? 2 * pair : pair));
+    const float imaginary =
+        Cx::template load_constant<float>(means + (interleaved ? 2 * pair + 1 : pair + pairs));
+    const turning_factor factor = turning_of<Cx>(operand.turning, position, pair);
+    const float cosine = operand.turning.gain * factor.cosine;
+    const float sine = operand.turning.gain * factor.sine;
+    return is_real ? real * cosine - imaginary * sine : real * sine + imaginary * cosine;
+}
+
+template <class Cx>
+KVRT_DEVICE float channel_scale(const operand_place& operand, uint32_t head, uint32_t channel) {
+    return Cx::template load_constant<float>(operand.channel_scales + uint64_t{head} * operand.dim +
+                                             channel);
+}
+
+/// All lanes call these.
+template <class Cx>
+KVRT_DEVICE void level_channels(const operand_place& operand, uint32_t head, uint32_t position,
+                                float (&row)[lane_channels]) {
+    const uint32_t first = Cx::lane() * lane_channels;
+    for (uint32_t i = 0; i < lane_channels && first < operand.dim; ++i) {
+        row[i] = (row[i] - turned_mean<Cx>(operand, head, position, first + i)) /
+                 channel_scale<Cx>(operand, head, first + i);
+    }
+    rotate_channels<Cx>(operand.dim, row);
+}
+
+template <class Cx>
+KVRT_DEVICE void unlevel_channels(const operand_place& operand, uint32_t head, uint32_t position,
+                                  float (&row)[lane_channels]) {
+    rotate_channels<Cx>(operand.dim, row);
+    const uint32_t first = Cx::lane() * lane_channels;
+    for (uint32_t i = 0; i < lane_channels && first < operand.dim; ++i) {
+        row[i] = row[i] * channel_scale<Cx>(operand, head, first + i) +
+                 turned_mean<Cx>(operand, head, position, first + i);
+    }
+}
+
+}  // namespace kvrt::kernels

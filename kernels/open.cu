@@ -1,0 +1,18 @@
+// open.hpp for the GPU.
+#include "kernels/cuda_context.cuh"
+#include "kernels/open.hpp"
+
+using namespace kvrt::kernels;
+
+extern "C" __global__ void __launch_bounds__(open_threads)
+    kvrt_open_f32(const __grid_constant__ open_parameters call) {
+    open_rows<cuda_context, number::f32>(call);
+}
+extern "C" __global__ void __launch_bounds__(open_threads)
+    kvrt_open_f16(const __grid_constant__ open_parameters call) {
+    open_rows<cuda_context, number::f16>(call);
+}
+extern "C" __global__ void __launch_bounds__(open_threads)
+    kvrt_open_bf16(const __grid_constant__ open_parameters call) {
+    open_rows<cuda_context, number::bf16>(call);
+}
