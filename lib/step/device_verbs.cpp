@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <bit>
 #include <cstring>
+#include <string>
 
 #include "step/step.hpp"
 
@@ -51,6 +52,13 @@ tensor_view from_head(const tensor_view& whole, uint32_t head) {
     tensor_view made = whole;
     made.data = whole.at(0, head, 0);
     return made;
+}
+
+status require_kernels(const cache& store, const char* verb) {
+    const status verdict = store.device.kernels();
+    if (verdict == KV_OK) return KV_OK;
+    const std::string reason = message_buffer();
+    return fail(verdict, "{}: {}", verb, reason);
 }
 
 /// So many slots of every lane fill the arena.
@@ -238,7 +246,7 @@ status write_on_device(step& target, uint32_t layer, const tensor_view& keys,
     const layer_geometry& geometry = store.model.layers[layer];
     const device_verbs& verbs = target.context->verbs;
     const device_tables& tables = target.context->tables;
-    KVRT_TRY(store.device.kernels());
+    KVRT_TRY(require_kernels(store, "kv_write"));
     for (uint32_t lane = geometry.first_lane; lane < geometry.end_lane(); ++lane) {
         const uint32_t head = store.model.lanes[lane].first_head;
         kvrt_write_rows call = {};
@@ -265,7 +273,7 @@ status attend_on_device(step& target, uint32_t layer, const attend_call& call) {
     device_verbs& verbs = target.context->verbs;
     const layer_geometry& geometry = store.model.layers[layer];
     const device_tables& tables = target.context->tables;
-    KVRT_TRY(store.device.kernels());
+    KVRT_TRY(require_kernels(store, "kv_attend"));
     uint32_t most_rows = 0;
     for (uint32_t i = 0; i < target.item_count; ++i) {
         most_rows = std::max(most_rows, target.arrays->items[i].rows);

@@ -273,11 +273,9 @@ class twin_pools {
         REQUIRE_MESSAGE(verdict == KV_OK, message_buffer());
     }
 
-    /// Rows of 8 and 11 bits are multiplied; the CPU rounds queries to 8 bits where keys are codes.
+    /// What is multiplied has 8 bits or 11, here and there, and not the same ones.
     double bound_of(uint32_t layer) const {
-        const uint32_t format = kinds.layers[layer].key_format;
-        if (format == KV_FORMAT_F16) return 2.0 / 2048;
-        return format == KV_FORMAT_BF16 ? 1.0 / 128 : 0.02;
+        return kinds.layers[layer].key_format == KV_FORMAT_BF16 ? 1.0 / 256 : 1.0 / 512;
     }
 
     /// Every stored word of the sequence, in all lanes, on both.
