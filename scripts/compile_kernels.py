@@ -89,7 +89,9 @@ def compile_all(nvcc, version):
 
 
 def link(nvcc, compiled, source, target):
-    command = [str(pathlib.Path(nvcc).parent / "fatbinary"), "-64", f"--create={target}"]
+    # What PTX is compiled with on the user's machine, too.
+    command = [str(pathlib.Path(nvcc).parent / "fatbinary"), "-64", "--cmdline=--fmad false ",
+               f"--create={target}"]
     for architecture in ARCHITECTURES:
         folder = compiled[source, architecture]
         command.append(f"--image3=kind=elf,sm={architecture},file={folder}/kernel.cubin")

@@ -46,7 +46,7 @@ typedef struct kvrt_lane {
     const void* arena; /* of the device */
     uint32_t order;    /* tile_order */
     uint32_t block_tokens, kv_heads, block_bytes;
-    uint32_t id_shift; /* ids of block tables count units of 64 bytes, shifted so far to the right */
+    uint32_t id_shift; /* ids of block tables count 64 bytes, shifted so far to the right */
     uint32_t unused;
     kvrt_operand keys, values;
 } kvrt_lane;

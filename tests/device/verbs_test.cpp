@@ -320,3 +320,20 @@ TEST_CASE("a device that the plugin has no code for keeps its pools, without ker
     CHECK(kv_pool_create(&config, &model.description, &other) == KV_INTERNAL);
     CHECK(message_has("kvrt_"));
 }
+
+TEST_CASE("a launch that fails is told with the kernel's name, and then with every call") {
+    twin_pools pools;
+    twin_sequence sequence = pools.create();
+    kv_step* steps[2];
+    pools.begin({{&sequence, 3, 3}}, steps);
+    twin_tensor keys = pools.make_tensor(3, 2, 64);
+    const uint64_t before = pools.host.fake.calls("cuLaunchKernel");
+    pools.host.fake.inject("cuLaunchKernel", error_launch_failed);
+    CHECK(kv_write(steps[0], 0, &keys.on_device, &keys.on_device) == KV_DEVICE);
+    CHECK(message_has("kvrt_write_f32: CUDA_ERROR_LAUNCH_FAILED"));
+    CHECK(kv_write(steps[0], 1, &keys.on_device, &keys.on_device) == KV_DEVICE);
+    CHECK(message_has("kvrt_write_f32"));
+    CHECK(pools.host.fake.calls("cuLaunchKernel") == before + 1);
+    for (kv_step* step : steps) REQUIRE(kv_step_cancel(step) == KV_OK);
+    pools.host.fake.violations.clear();
+}
