@@ -88,8 +88,12 @@ const kernel_images& find_images() {
 kernel_functions::kernel_functions()
     : spread_{spread_kernel},
       join_{"kvrt_attend_join"},
-      write_{kernel_function{"kvrt_write_f32"}, kernel_function{"kvrt_write_f16"},
-             kernel_function{"kvrt_write_bf16"}},
+      write_{kernel_function{"kvrt_write_f32"},
+             kernel_function{"kvrt_write_f16"},
+             kernel_function{"kvrt_write_bf16"},
+             kernel_function{"kvrt_write_elaborate_f32"},
+             kernel_function{"kvrt_write_elaborate_f16"},
+             kernel_function{"kvrt_write_elaborate_bf16"}},
       attend_(attend_functions()) {}
 
 kernel_functions::~kernel_functions() {
@@ -152,6 +156,8 @@ status kernel_functions::state() const {
 }
 
 attend_function* kernel_functions::attend(const block_place& place) {
+    // Nothing turns queries and outputs for rows in another basis.
+    if (place.keys.rotated || place.values.rotated) return nullptr;
     const uint32_t dim = place.keys.dim > place.values.dim ? place.keys.dim : place.values.dim;
     for (attend_function& each : attend_) {
         if (each.channels >= dim && each.reads(place)) return &each;

@@ -41,8 +41,8 @@ class kernel_functions {
     status state() const;
 
     kernel_function& spread() { return spread_; }
-    kernel_function& write(kernels::number input) {
-        return write_[static_cast<uint32_t>(input) - 1];
+    kernel_function& write(kernels::number input, kernels::coding keys) {
+        return write_[(kernels::is_elaborate(keys) ? 3 : 0) + static_cast<uint32_t>(input) - 1];
     }
     kernel_function& join() { return join_; }
     /// Null where no kernel reads such blocks.
@@ -60,7 +60,7 @@ class kernel_functions {
     uint32_t module_count_ = 0;
     char reason_[160] = "the device is not open";
     kernel_function spread_, join_;
-    std::array<kernel_function, 3> write_;
+    std::array<kernel_function, 6> write_;
     std::array<attend_function, 15> attend_;
 };
 

@@ -5,6 +5,7 @@
 #include "kernels/attend_decode.hpp"
 #include "kernels/attend_join.hpp"
 #include "kernels/describe.hpp"
+#include "kernels/write.hpp"
 
 namespace kvrt::cuda {
 
@@ -40,6 +41,7 @@ kernels::block_tables tables_of(const kvrt_lane& lane, const uint32_t* ids, uint
 }
 
 // The seam's lists are the kernels'.
+static_assert(sizeof(kernels::row_target) == 3 * sizeof(uint32_t));
 static_assert(sizeof(kvrt_attend_sequence) == sizeof(kernels::attend_sequence));
 static_assert(offsetof(kvrt_attend_sequence, slots) == offsetof(kernels::attend_sequence, slots));
 static_assert(offsetof(kvrt_attend_sequence, window_first) ==
@@ -62,10 +64,9 @@ status describe_lane(const kvrt_lane& lane, const char* verb, kernels::block_pla
     const bool more = lane.keys.more_constants != 0 || lane.values.more_constants != 0;
     if (more || !kernels::describe(layout, place)) {
         return fail(KV_UNSUPPORTED,
-                    "{}: keys of KV_FORMAT {} with values of {}{}{} in layout {}: not on "
+                    "{}: keys of KV_FORMAT {} with values of {}{} in layout {}: not on "
                     "KV_DEVICE_CUDA in this version (see docs/device.md)",
                     verb, lane.keys.format, lane.values.format,
-                    lane.keys.rotated != 0 || lane.values.rotated != 0 ? ", rotated," : "",
                     more ? ", with constants of channels," : "", lane.order);
     }
     place.keys.scales = lane.keys.scales;
@@ -90,9 +91,10 @@ status launch_write(kernel_functions& functions, stream_handle stream,
     call.rows = rows.rows;
     call.keys = place_of(rows.keys);
     call.values = place_of(rows.values);
-    return functions.launch(functions.write(static_cast<kernels::number>(rows.keys.type)),
-                            kernels::write_blocks(rows.rows, lane.kv_heads), kernels::write_threads,
-                            kernels::write_shared_bytes, stream, &call);
+    return functions.launch(
+        functions.write(static_cast<kernels::number>(rows.keys.type), call.place.keys.codes),
+        kernels::write_blocks(rows.rows, lane.kv_heads), kernels::write_threads,
+        kernels::write_shared_bytes, stream, &call);
 }
 
 status launch_attend(kernel_functions& functions, stream_handle stream, bool captured,
@@ -103,9 +105,11 @@ status launch_attend(kernel_functions& functions, stream_handle stream, bool cap
     attend_function* const reader = functions.attend(call.place);
     if (reader == nullptr) {
         return fail(KV_UNSUPPORTED,
-                    "kv_attend: keys of KV_FORMAT {} with values of {} in layout {}: no kernel of "
-                    "KV_DEVICE_CUDA reads them in this version (see docs/device.md)",
-                    lane.keys.format, lane.values.format, lane.order);
+                    "kv_attend: keys of KV_FORMAT {} with values of {}{} in layout {}: no kernel "
+                    "of KV_DEVICE_CUDA reads them in this version (see docs/device.md)",
+                    lane.keys.format, lane.values.format,
+                    lane.keys.rotated != 0 || lane.values.rotated != 0 ? ", rotated," : "",
+                    lane.order);
     }
     call.arena = static_cast<const std::byte*>(lane.arena);
     call.tables = tables_of(lane, rows.block_table, rows.block_table_stride);

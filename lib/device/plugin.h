@@ -63,7 +63,7 @@ typedef struct kvrt_write_rows {
     const kvrt_lane* lane;
     const uint32_t* block_table; /* [sequences][block_table_stride] */
     uint64_t block_table_stride;
-    const uint32_t* targets; /* [rows][2]: row of block_table, slot; all bits set: no row */
+    const uint32_t* targets; /* [rows][3]: row of block_table, slot, position; -1: no row */
     uint32_t rows, unused;
     kvrt_device_tensor keys, values;
 } kvrt_write_rows;

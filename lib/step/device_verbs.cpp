@@ -13,6 +13,7 @@ namespace {
 
 constexpr uint32_t nothing = 0xffffffffu;
 constexpr uint64_t line_words = device_tables::line_words;
+constexpr uint64_t target_words = 3;
 constexpr uint64_t sequence_words = sizeof(kvrt_attend_sequence) / sizeof(uint32_t);
 constexpr uint64_t piece_words = sizeof(kvrt_attend_piece) / sizeof(uint32_t);
 /// Partial results that any pool has room for: of short prompts, a piece each.
@@ -96,7 +97,7 @@ status device_verbs::measure(const step_context& context, uint32_t places, uint6
     most_pieces =
         static_cast<uint32_t>(std::min({items * pieces_each, of_arena, uint64_t{1} << 24}));
     most_partials = std::max(uint64_t{2} * most_pieces, least_partials);
-    sequences = round_up<uint64_t>(2 * uint64_t{store.limits.max_step_tokens}, line_words);
+    sequences = round_up<uint64_t>(target_words * store.limits.max_step_tokens, line_words);
     pieces = sequences + round_up<uint64_t>(items * sequence_words, line_words);
     lane_words = pieces + round_up<uint64_t>(most_pieces * piece_words, line_words);
     place_words = lane_words * store.model.lanes.size();
@@ -158,13 +159,15 @@ void device_verbs::plan_targets(const step& target, uint32_t lane) {
     for (uint32_t i = 0; i < target.item_count; ++i) {
         const step_item& item = target.arrays->items[i];
         for (uint32_t r = 0; r < item.rows; ++r) {
-            words[2 * (item.first_row + r)] = i;
-            words[2 * (item.first_row + r) + 1] = item.owner->lanes[lane].slots + r;
+            uint32_t* const made = words + target_words * (item.first_row + r);
+            made[0] = i;
+            made[1] = item.owner->lanes[lane].slots + r;
+            made[2] = static_cast<uint32_t>(item.owner->next_position + r);
         }
     }
     const uint32_t end = std::max(target.rows, last_items[2 * target.place + 1]);
-    std::fill(words + 2 * uint64_t{target.rows}, words + 2 * uint64_t{end}, nothing);
-    target.context->store->device.write_table(part(target.place, lane), words, 2 * uint64_t{end});
+    std::fill(words + target_words * target.rows, words + target_words * end, nothing);
+    target.context->store->device.write_table(part(target.place, lane), words, target_words * end);
 }
 
 /// Sequences, and their contexts cut into pieces; none of these where they do not fit.

@@ -3,7 +3,7 @@
 // captured.
 //
 // The plan is words behind those of device_tables, of each place and lane:
-//   targets    [max_step_tokens][2]    row of the block table, slot; -1: no row
+//   targets    [max_step_tokens][3]    row of the block table, slot, position; -1: no row
 //   sequences  [max_step_sequences]    kvrt_attend_sequence; -1: no item
 //   pieces     [most_pieces]           kvrt_attend_piece; -1: nothing
 // and behind all of them the constants of layers, which never change.

@@ -16,7 +16,7 @@ struct kernel_faults {
     std::function<bool(kernels::spread_parameters&)> spread;  ///< false: it does not run
 };
 
-/// All kernels that the plugin asks for. Those of widths that tests do not use report a violation
+/// All kernels that the plugin asks for. Those that these tests do not use report a violation
 /// when they run. `faults` outlives the driver.
 void add_kernels(fake_driver& fake, const kernel_faults& faults);
 
