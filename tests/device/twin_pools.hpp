@@ -19,6 +19,7 @@ struct layers_of_all_kinds {
     float sinks[6] = {0.5f, -1.0f, 0.25f, 0.0f, 2.0f, -0.5f};
     float slopes[6] = {0.5f, 0.25f, 0.125f, 0.0625f, 0.03f, 0.015f};
     kv_storage static_scales = KV_INIT(kv_storage);
+    kv_storage rotated = KV_INIT(kv_storage);
     std::vector<kv_layer> layers;
     kv_model model = KV_INIT(kv_model);
 
@@ -53,6 +54,10 @@ struct layers_of_all_kinds {
         kv_layer& mixed = add(KV_FORMAT_INT8_TOKEN, KV_FORMAT_INT4_TOKEN);
         mixed.key_dim = 40;
         mixed.value_dim = 56;
+        // Written, and not attended to.
+        rotated.flags = KV_STORAGE_ROTATE;
+        kv_layer& last = add(KV_FORMAT_Q8_0, KV_FORMAT_INT4_TOKEN);
+        last.key_storage = last.value_storage = &rotated;
         model.layers = layers.data();
         model.layer_count = static_cast<uint32_t>(layers.size());
     }
@@ -112,6 +117,7 @@ class twin_pools {
     }
 
     uint32_t layers() const { return kinds.model.layer_count; }
+    bool attends(uint32_t layer) const { return layer + 1 != layers(); }
     bool stores(uint32_t layer) const { return (kinds.layers[layer].flags & KV_LAYER_SHARED) == 0; }
 
     device_pointer allocate(std::size_t bytes) {
@@ -244,6 +250,7 @@ class twin_pools {
                 }
                 write(steps, l, keys, values);
             }
+            if (!attends(l)) continue;
             twin_tensor queries = make_tensor(rows, layer.query_heads, layer.key_dim, type);
             twin_tensor out = make_tensor(rows, layer.query_heads, value_dim);
             twin_tensor log_sums = make_tensor(rows, layer.query_heads, 1);

@@ -155,6 +155,7 @@ TEST_CASE("a graph of a step's launches, captured once for each place, is replay
                     REQUIRE(kv_write(steps[0], l, &of.keys.on_device, &of.values.on_device) ==
                             KV_OK);
                 }
+                if (!pools.attends(l)) continue;
                 REQUIRE(kv_attend(steps[0], l, &of.queries.on_device, &of.out.on_device,
                                   &options) == KV_OK);
             }
@@ -186,6 +187,7 @@ TEST_CASE("a graph of a step's launches, captured once for each place, is replay
                     REQUIRE(tables.place == 0);
                 }
             }
+            if (!pools.attends(l)) continue;
             kv_attend_options options = KV_INIT(kv_attend_options);
             options.log_sum_exp = of.log_sums.host.data();
             REQUIRE(kv_attend(steps[1], l, &of.queries.on_host, &of.out.on_host, &options) ==
@@ -228,7 +230,14 @@ TEST_CASE("what kernels do not do is refused by name, and nothing has changed") 
         CHECK(kv_pool_get_layer_stats(pools.pools[0], &stats) == KV_UNSUPPORTED);
         CHECK(message_has("KV_DEVICE_CUDA"));
     }
-    CHECK(pools.host.fake.calls("cuLaunchKernel") <= 1);  // of the tables
+    SUBCASE("attention to what is stored rotated") {
+        const uint32_t last = pools.layers() - 1;
+        REQUIRE(kv_write(steps[0], last, &keys.on_device, &values.on_device) == KV_OK);
+        CHECK(kv_attend(steps[0], last, &queries.on_device, &out.on_device, nullptr) ==
+              KV_UNSUPPORTED);
+        CHECK(message_has("rotated"));
+    }
+    CHECK(pools.host.fake.calls("cuLaunchKernel") <= 2);  // of the tables, and of that write
     for (kv_step* step : steps) REQUIRE(kv_step_cancel(step) == KV_OK);
 }
 
