@@ -120,14 +120,22 @@ class twin_pools {
     bool attends(uint32_t layer) const { return layer + 1 != layers(); }
     bool stores(uint32_t layer) const { return (kinds.layers[layer].flags & KV_LAYER_SHARED) == 0; }
 
+    /// Pieces of few allocations, as a host's own allocator has them.
     device_pointer allocate(std::size_t bytes) {
-        const context_handle before = host.fake.current();
-        host.fake.set_current(host.fake.primary());
-        device_pointer memory = 0;
-        REQUIRE(host.fake.table().memory_allocate(&memory, bytes) == success);
-        host.fake.set_current(before);
-        memory_.push_back(memory);
-        return memory;
+        constexpr std::size_t slab = std::size_t{2} << 20;
+        REQUIRE(bytes <= slab);
+        if (memory_.empty() || used_ + bytes > slab) {
+            const context_handle before = host.fake.current();
+            host.fake.set_current(host.fake.primary());
+            device_pointer memory = 0;
+            REQUIRE(host.fake.table().memory_allocate(&memory, slab) == success);
+            host.fake.set_current(before);
+            memory_.push_back(memory);
+            used_ = 0;
+        }
+        const device_pointer piece = memory_.back() + used_;
+        used_ += (bytes + 511) / 256 * 256;
+        return piece;
     }
 
     twin_tensor make_tensor(uint32_t rows, uint32_t heads, uint32_t dim,
@@ -231,8 +239,8 @@ class twin_pools {
         for (const twin_append& item : items) item.sequence->tokens += item.accepted;
     }
 
-    /// A whole step: every layer written and attended over.
-    void step(const std::vector<twin_append>& items) {
+    /// A whole step: every layer written and, unless it is only a prompt, attended over.
+    void step(const std::vector<twin_append>& items, bool only_prompt = false) {
         kv_step* steps[2];
         begin(items, steps);
         uint32_t rows = 0;
@@ -250,7 +258,7 @@ class twin_pools {
                 }
                 write(steps, l, keys, values);
             }
-            if (!attends(l)) continue;
+            if (only_prompt || !attends(l)) continue;
             twin_tensor queries = make_tensor(rows, layer.query_heads, layer.key_dim, type);
             twin_tensor out = make_tensor(rows, layer.query_heads, value_dim);
             twin_tensor log_sums = make_tensor(rows, layer.query_heads, 1);
@@ -345,6 +353,7 @@ class twin_pools {
     }
 
     std::vector<device_pointer> memory_;
+    std::size_t used_ = 0;  ///< of the last
 };
 
 }  // namespace kvrt::cuda

@@ -131,7 +131,7 @@ TEST_CASE("a graph of a step's launches, captured once for each place, is replay
     twin_pools pools;
     std::deque<twin_sequence> sequences;
     for (uint32_t i = 0; i < 3; ++i) sequences.push_back(pools.create());
-    pools.step({{&sequences[0], 250, 250}});
+    pools.step({{&sequences[0], 250, 250}}, true);
     pools.step({{&sequences[1], 20, 20}, {&sequences[2], 47, 47}});
     std::vector<layer_tensors> tensors = make_layers(pools, 3);
     std::vector<operation> graph;
@@ -277,7 +277,7 @@ TEST_CASE("formats and layouts that no kernel knows are named") {
 TEST_CASE("a step with more rows than the workspace has partial results for says so") {
     twin_pools pools;
     twin_sequence sequence = pools.create();
-    pools.step({{&sequence, 100, 100}});
+    pools.step({{&sequence, 100, 100}}, true);
     kv_step* steps[2];
     const std::vector<twin_append> items = {{&sequence, 200, 200}};  // of two pieces each
     pools.begin(items, steps);
