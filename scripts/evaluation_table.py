@@ -25,7 +25,8 @@ def formats_reach(done):
 def retention_reach(done):
     parts = []
     if done["windows"]:
-        parts.append(f"{done['windows']} windows of {done['window']} tokens of {done['text']}, "
+        windows = "a window" if done["windows"] == 1 else f"{done['windows']} windows"
+        parts.append(f"{windows} of {done['window']} tokens of {done['text']}, "
                      f"read {done['chunk']} at a time")
     if done["task_contexts"]:
         lengths = " and ".join(str(length) for length in done["task_context_tokens"])

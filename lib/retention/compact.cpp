@@ -93,14 +93,6 @@ status create_retention(cache& store, retention_context& context) {
 
 namespace {
 
-uint32_t resolved_selection(const kv_policy& policy) {
-    // The most recent tokens are the same in every lane that has the same tokens.
-    if (policy.scorer == KV_SCORER_STREAMING) return KV_SELECT_PER_LAYER_PER_HEAD;
-    if (policy.selection != KV_SELECT_DEFAULT) return policy.selection;
-    return find_scorer(policy.scorer)->one_set_per_layer ? uint32_t{KV_SELECT_PER_LAYER}
-                                                         : uint32_t{KV_SELECT_PER_LAYER_PER_HEAD};
-}
-
 /// Do two heads retain the same tokens? Only explicit positions need a look.
 bool same_tokens(const slot_positions& a, const slot_positions& b) {
     if (a.slots != b.slots) return false;
@@ -442,7 +434,7 @@ status compact_sequence(cache& store, retention_context& context, sequence& owne
     round_plan plan = plan_of(store, context, owner, policy);
     if (choose_lanes(plan)) {
         owner.last_round = run_round(plan, report);
-        owner.last_outcome = report.outcome;
+        owner.last_outcome = owner.last_round < 0 ? 0 : report.outcome;
         return owner.last_round;
     }
     owner.last_round = KV_OK;

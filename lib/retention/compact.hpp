@@ -120,6 +120,9 @@ void relieve_pressure(cache& store, retention_context& context, uint64_t waterma
 /// Checks a policy against the model: INVALID or UNSUPPORTED.
 status check_policy(const cache& store, const kv_policy& policy);
 
+/// KV_SELECT_*: what the policy says, or its scorer where it says nothing.
+uint32_t resolved_selection(const kv_policy& policy);
+
 /// Does the policy choose tokens of this layer?
 bool takes_part(const cache& store, const kv_policy& policy, uint32_t layer);
 

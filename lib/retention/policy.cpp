@@ -44,8 +44,13 @@ status check_allocator(const cache& store, const kv_policy& policy) {
         if (policy.steepness <= 4096) return KV_OK;
         return fail(KV_INVALID, "policy: steepness {}: at most 4096", policy.steepness);
     }
-    if (policy.selection == KV_SELECT_PER_LAYER) {
-        return fail(KV_INVALID, "policy: heads with one set per layer have nothing to compete for");
+    if (policy.selection == KV_SELECT_PER_LAYER ||
+        resolved_selection(policy) == KV_SELECT_PER_LAYER) {
+        return fail(KV_INVALID,
+                    "policy: heads with one set per layer, {}, have nothing to compete for: choose "
+                    "selection PER_LAYER_PER_HEAD",
+                    policy.selection == KV_SELECT_DEFAULT ? "as this scorer has them by default"
+                                                          : "as selection PER_LAYER says");
     }
     for (const layer_geometry& layer : store.model.layers) {
         const lane_geometry& lane = store.model.lanes[layer.first_lane];
@@ -82,7 +87,32 @@ status check_scoring(const kv_policy& policy, const scorer_description& scorer) 
     return KV_OK;
 }
 
+/// Where heads of several layers share a set, those layers have the same number of heads.
+status check_heads(const cache& store, const kv_policy& policy) {
+    if (resolved_selection(policy) != KV_SELECT_PER_HEAD) return KV_OK;
+    const layer_geometry* first = nullptr;
+    for (uint32_t i = 0; i < store.model.layers.size(); ++i) {
+        const layer_geometry& layer = store.model.layers[i];
+        if (!takes_part(store, policy, i)) continue;
+        if (first == nullptr) first = &layer;
+        if (layer.kv_heads == first->kv_heads) continue;
+        return fail(KV_INVALID,
+                    "policy: layers {} and {} have {} and {} KV heads: selection PER_HEAD needs "
+                    "the same number in all",
+                    store.model.lanes[first->first_lane].layer, i, first->kv_heads, layer.kv_heads);
+    }
+    return KV_OK;
+}
+
 }  // namespace
+
+uint32_t resolved_selection(const kv_policy& policy) {
+    // The most recent tokens are the same in every lane that has the same tokens.
+    if (policy.scorer == KV_SCORER_STREAMING) return KV_SELECT_PER_LAYER_PER_HEAD;
+    if (policy.selection != KV_SELECT_DEFAULT) return policy.selection;
+    return find_scorer(policy.scorer)->one_set_per_layer ? uint32_t{KV_SELECT_PER_LAYER}
+                                                         : uint32_t{KV_SELECT_PER_LAYER_PER_HEAD};
+}
 
 status check_policy(const cache& store, const kv_policy& policy) {
     KVRT_TRY(refuse_on_device(store, "policy"));
@@ -105,6 +135,7 @@ status check_policy(const cache& store, const kv_policy& policy) {
         return fail(KV_INVALID, "policy: PROTECT_PROMPT and AT_PROMPT_END need prompt_tokens");
     }
     KVRT_TRY(check_allocator(store, policy));
+    KVRT_TRY(check_heads(store, policy));
     KVRT_TRY(check_scoring(policy, *scorer));
     if (!scorer->query_statistics) return KV_OK;
     for (const lane_geometry& lane : store.model.lanes) {

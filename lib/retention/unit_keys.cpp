@@ -46,12 +46,14 @@ struct unit_sum_kernel {
     void tile(const std::byte* tile, uint32_t, uint32_t slots, tile_prefetch coming) const {
         const float_tag d;
         for (uint32_t first = 0; first < slots; first += vector_slots) {
-            const auto asked = hn::FirstN(d, slots - first);
+            // A key that is not finite has no direction, and leaves the sum to the others.
             const floats inverse = inverse_norms<type>(tile, dim, first, slots, coming);
+            const auto summed = hn::Gt(inverse, hn::Zero(d));
+            const floats by = hn::IfThenElseZero(summed, inverse);
             for (uint32_t i = 0; i < dim; ++i) {
                 float* sum = lanes + i * slot_group + first;
-                const floats key = hn::IfThenElseZero(asked, load_lanes<type>(tile, i, first));
-                hn::Store(hn::MulAdd(key, inverse, hn::Load(d, sum)), d, sum);
+                const floats key = hn::IfThenElseZero(summed, load_lanes<type>(tile, i, first));
+                hn::Store(hn::MulAdd(key, by, hn::Load(d, sum)), d, sum);
             }
         }
     }

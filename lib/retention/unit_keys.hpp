@@ -16,7 +16,7 @@ namespace kvrt {
 
 /// sums[dim] = sum of the directions of slots [first_slot, end_slot), a part of at most
 /// slots_per_part. Added in an order that depends on the slots' numbers alone. Parts may be summed
-/// by whoever comes first; join_parts then adds them in order. A key with a NaN spoils the sum.
+/// by whoever comes first; join_parts then adds them in order. Keys that are not finite are left out.
 void sum_unit_keys(const stored_rows& rows, uint32_t first_slot, uint32_t end_slot, double* sums);
 
 /// parts[count][dim] -> total[dim]; total may be the first part.

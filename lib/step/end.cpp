@@ -106,7 +106,7 @@ void run_round(step& target, sequence& owner, const kv_policy& policy, kv_step_r
     if (verdict < 0 || round.outcome != KV_COMPRESS_DONE) {
         ++owner.rounds_skipped;
         ++report.compactions_skipped;
-        report.last_skip_outcome = round.outcome;
+        report.last_skip_outcome = verdict < 0 ? 0 : round.outcome;
         report.last_skip_status = verdict;
         return;
     }

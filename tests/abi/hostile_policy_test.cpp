@@ -44,6 +44,12 @@ TEST_CASE("kv_seq_set_policy") {
              o.allocator = KV_ALLOCATE_ADAPTIVE;
              o.selection = KV_SELECT_PER_LAYER;
          }},
+        {KV_INVALID, "this scorer has them by default",
+         [](p& o) {
+             o.allocator = KV_ALLOCATE_ADAPTIVE;
+             o.scorer = KV_SCORER_TOVA;
+             o.selection = KV_SELECT_DEFAULT;
+         }},
         {KV_INVALID, "one set",
          [](p& o) {
              o.allocator = KV_ALLOCATE_PYRAMID;

@@ -202,7 +202,9 @@ TEST_CASE("a round without blocks for its copies says AGAIN, and runs when there
     CHECK(report.compactions == 0);
     CHECK(report.compactions_skipped == 1);
     CHECK(report.last_skip_status == KV_AGAIN);
+    CHECK(report.last_skip_outcome == 0);
     CHECK(world.info(seq).last_failure == KV_AGAIN);
+    CHECK(world.info(seq).last_outcome == 0);
     CHECK(world.info(seq).rounds_skipped == 1);
     CHECK(world.tokens_removed(seq) == 0);
 

@@ -147,6 +147,32 @@ TEST_CASE("KeyDiff by hand: the odd one out stays, and keys of 0 are across to a
     });
 }
 
+TEST_CASE("keys that are not finite have no part in the sum of directions, and score below all") {
+    constexpr float infinity = std::numeric_limits<float>::infinity();
+    for (const float odd : {NAN, infinity, -infinity}) {
+        uint32_t drawn = 0;
+        const row_set set({}, 3, 32, 32, [&](bool value) {
+            std::vector<float> row(32, 0.0f);
+            if (!value) {
+                const uint32_t slot = drawn++ / row_set::heads;
+                row[3] = 2.0f;
+                row[9] = slot == 1 ? odd : 0.0f;
+            }
+            return row;
+        });
+        on_every_target([&] {
+            const std::vector<double> total = summed(set, 0, 16);
+            CHECK(total[3] == doctest::Approx(2));
+            CHECK(total[9] == 0);
+            float scores[3];
+            score_keydiff(set.view(0), 0, 3, total.data(), scores);
+            CHECK(scores[0] == doctest::Approx(-1));
+            CHECK(std::isnan(scores[1]));
+            CHECK(scores[2] == doctest::Approx(-1));
+        });
+    }
+}
+
 TEST_CASE("sums of directions do not depend on sealed blocks or on what lies behind the end") {
     const storage f16{tile_order::native, 32, KV_FORMAT_F16, KV_FORMAT_F16};
     const auto rows = [](uint32_t seed) {

@@ -9,6 +9,7 @@
 #include <new>
 
 #if defined(KVRT_EMULATE_ADDRESS)
+#include <sanitizer/asan_interface.h>
 #include <sanitizer/common_interface_defs.h>
 #endif
 #if defined(KVRT_EMULATE_THREAD)
@@ -52,6 +53,10 @@ std::byte* take_stack() {
 }
 
 void return_stack(std::byte* stack) {
+#if defined(KVRT_EMULATE_ADDRESS)
+    // A thread that was left in the middle of its body leaves its frames' redzones behind.
+    __asan_unpoison_memory_region(stack, stack_bytes);
+#endif
     if (kept_stack_count < most_kept_stacks) {
         kept_stacks[kept_stack_count++] = stack;
     } else {
