@@ -56,7 +56,10 @@ void allocate_at_random(world& world, kv_policy& policy) {
             policy.threshold = static_cast<float>(world.below(40)) / 20.0f - 0.5f;
             break;
         case 2:
-            if (!apart || policy.selection == KV_SELECT_PER_LAYER) break;
+            if (!apart || policy.selection == KV_SELECT_PER_LAYER ||
+                resolved_selection(policy) == KV_SELECT_PER_LAYER) {
+                break;
+            }
             policy.allocator = KV_ALLOCATE_ADAPTIVE;
             policy.floor_share = static_cast<float>(world.below(5)) / 4.0f;
             break;
