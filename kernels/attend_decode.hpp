@@ -72,7 +72,8 @@ struct piece_of_context {
         const uint32_t slot = group * slots_of_group;
         const uint32_t tokens = call.place.block_tokens;
         const uint32_t id =
-            Cx::template load_constant<uint32_t>(call.tables.of(sequence.table) + slot / tokens);
+            Cx::template load_constant<uint32_t>(call.tables.of(sequence.table) + slot / tokens)
+            << call.tables.shift;
         const group_source from{block_at(call.arena, id), slot % tokens, vectors.kv_head,
                                 seen(group)};
         std::byte* const to = stage(stage_index);

@@ -197,7 +197,8 @@ struct tile_of_rows {
             const uint32_t wanted = slots_seen(call, all, first);
             if (wanted == 0) continue;
             const uint32_t id = Cx::template load_constant<uint32_t>(
-                call.tables.of(sequence.table) + first / tokens);
+                                    call.tables.of(sequence.table) + first / tokens)
+                                << call.tables.shift;
             const group_source from{block_at(call.arena, id), first % tokens, vectors.kv_head,
                                     wanted};
             std::byte* const to = group_at(stage, group);

@@ -60,7 +60,8 @@ KVRT_DEVICE float relative_position(const attend_parameters& call, const attend_
     }
     const uint32_t tokens = call.place.block_tokens;
     const uint32_t id =
-        Cx::template load_constant<uint32_t>(call.tables.of(sequence.table) + slot / tokens);
+        Cx::template load_constant<uint32_t>(call.tables.of(sequence.table) + slot / tokens)
+        << call.tables.shift;
     const uint32_t position =
         Cx::template load_constant<uint32_t>(call.positions.of(id, kv_head) + slot % tokens);
     return static_cast<float>(static_cast<int32_t>(position + behind - sequence.next_position));

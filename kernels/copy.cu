@@ -20,7 +20,7 @@ extern "C" __global__ void __launch_bounds__(copy_threads)
     kvrt_zero_blocks(const __grid_constant__ gather_parameters call) {
     zero_blocks<cuda_context>(call);
 }
-extern "C" __global__ void __launch_bounds__(copy_threads)
-    kvrt_change_tables(const __grid_constant__ table_parameters call) {
-    change_tables<cuda_context>(call);
+extern "C" __global__ void __launch_bounds__(spread_threads)
+    kvrt_spread_lines(const __grid_constant__ spread_parameters call) {
+    spread_lines<cuda_context>(call);
 }

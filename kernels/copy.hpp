@@ -1,5 +1,5 @@
 // Whole blocks, in accesses of 16 bytes: copied within the arena, gathered into one piece and
-// scattered from it, filled with zeros. And single entries of block tables.
+// scattered from it, filled with zeros. And lines of tables, from one piece to their places.
 //
 // A block of threads takes a stretch of one block; how many stretches a block has says
 // copy_stretches.
@@ -40,18 +40,27 @@ struct gather_parameters {
     uint32_t block_bytes = 0;
 };
 
-/// Entry `place` of `table` becomes `value`. Launch with blocks of copy_threads for all of them;
-/// places differ from each other.
-struct table_change {
-    uint64_t place;
-    uint32_t value;
-    uint32_t unused;
-};
-struct table_parameters {
+inline constexpr uint32_t line_words = 16;
+inline constexpr uint32_t line_bytes = 4 * line_words;
+inline constexpr uint32_t spread_threads = 256;
+
+/// Line lines[i] of `table` becomes line i of the batch, which is uint32_t lines[count], padded to
+/// a multiple of line_bytes, and behind that the lines' words. Launch with spread_blocks(count)
+/// blocks of spread_threads; lines differ from each other.
+struct spread_parameters {
     uint32_t* table = nullptr;
-    const table_change* changes = nullptr;  ///< [count]
+    const std::byte* batch = nullptr;
     uint32_t count = 0;
 };
+
+constexpr uint32_t spread_blocks(uint32_t count) {
+    constexpr uint32_t lines = spread_threads / line_words;
+    return (count + lines - 1) / lines;
+}
+/// Where the batch's words begin.
+KVRT_BOTH constexpr uint64_t spread_words_at(uint64_t count) {
+    return (count * sizeof(uint32_t) + line_bytes - 1) / line_bytes * line_bytes;
+}
 
 /// What of which block this block of threads does.
 struct copy_share {
@@ -125,11 +134,15 @@ KVRT_DEVICE void zero_blocks(const gather_parameters& call) {
 }
 
 template <class Cx>
-KVRT_DEVICE void change_tables(const table_parameters& call) {
-    const uint64_t index = uint64_t{Cx::block()} * copy_threads + Cx::thread();
+KVRT_DEVICE void spread_lines(const spread_parameters& call) {
+    const uint64_t word = uint64_t{Cx::block()} * spread_threads + Cx::thread();
+    const uint64_t index = word / line_words;
     if (index >= call.count) return;
-    const word4 change = Cx::template load_constant<word4>(call.changes + index);
-    Cx::store(call.table + (change.x | uint64_t{change.y} << 32), change.z);
+    const uint32_t line =
+        Cx::template load_constant<uint32_t>(call.batch + index * sizeof(uint32_t));
+    const std::byte* const words = call.batch + spread_words_at(call.count);
+    Cx::store(call.table + uint64_t{line} * line_words + word % line_words,
+              Cx::template load_once<uint32_t>(words + word * sizeof(uint32_t)));
 }
 
 }  // namespace kvrt::kernels

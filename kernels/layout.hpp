@@ -92,10 +92,11 @@ struct block_place {
     operand_place values;
 };
 
-/// Block ids of a lane: [sequences][stride].
+/// Block ids of a lane: [sequences][stride]; shifted to the left by `shift` they count units.
 struct block_tables {
     const uint32_t* ids = nullptr;
     uint64_t stride = 0;
+    uint32_t shift = 0;
 
     KVRT_DEVICE const uint32_t* of(uint32_t sequence) const {
         return ids + uint64_t{sequence} * stride;

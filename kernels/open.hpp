@@ -61,7 +61,8 @@ KVRT_DEVICE void open_rows(const open_parameters& call) {
         index < Cx::template load_constant<uint32_t>(call.sealed_blocks + from.sequence);
     const block_place& place = sealed ? call.sealed : call.place;
     const operand_place& operand = value ? place.values : place.keys;
-    const uint32_t id = Cx::template load_constant<uint32_t>(call.tables.of(from.sequence) + index);
+    const uint32_t id = Cx::template load_constant<uint32_t>(call.tables.of(from.sequence) + index)
+                        << call.tables.shift;
     float row[lane_channels] = {};
     load_row<Cx>(operand, block_at(call.arena, id), from.slot % call.place.block_tokens, head,
                  from.position, row, Cx::shared() + Cx::warp() * warp_record_bytes);

@@ -64,7 +64,8 @@ KVRT_DEVICE void write_rows(const write_parameters& call) {
     if (operand.rotated) rotate_channels<Cx>(operand.dim, row);
     const uint32_t* const table = call.tables.of(to.sequence);
     const uint32_t id =
-        Cx::template load_constant<uint32_t>(table + to.slot / call.place.block_tokens);
+        Cx::template load_constant<uint32_t>(table + to.slot / call.place.block_tokens)
+        << call.tables.shift;
     std::byte* const target =
         block_at(call.arena, id) + operand.at(to.slot % call.place.block_tokens, head, 0);
     const uint32_t saturated = store_row<Cx, elaborate>(

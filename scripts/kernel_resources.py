@@ -8,48 +8,25 @@
 
 Kernels are compiled for the architectures that are delivered, with the flags that they are delivered
 with. Other versions of nvcc may choose other registers: the table names its version, and with any
-other only spills are looked at. Results are kept in build/kernels by a digest of sources and compiler.
+other only spills are looked at.
 """
 
 import argparse
-import concurrent.futures
-import hashlib
-import json
-import os
 import pathlib
 import re
-import shutil
-import subprocess
 import sys
-import tempfile
+
+import compile_kernels
+from compile_kernels import ARCHITECTURES, FLAGS, NO_NVCC, find_nvcc, version_of
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 PAGE = ROOT / "docs" / "kernels.md"
-CACHE = ROOT / "build" / "kernels"
-ARCHITECTURES = ("80", "90a", "100")
-# No contraction: bytes that kernels store are those of the CPU.
-FLAGS = ("-std=c++20", "-O3", "-fmad=false")
 BEGIN, END = "<!-- resources: begin -->\n", "<!-- resources: end -->\n"
-NO_NVCC = "no nvcc: scripts/fetch_cuda.sh puts one into build/cuda"
 
 ENTRY = re.compile(r"Compiling entry function '(\w+)'")
 FRAME = re.compile(r"(\d+) bytes stack frame, (\d+) bytes spill stores, (\d+) bytes spill loads")
 USED = re.compile(r"Used (\d+) registers")
 SHARED = re.compile(r"(\d+) bytes smem")
-
-
-def find_nvcc():
-    homes = [os.environ.get("CUDA_HOME", ""), "/usr/local/cuda", str(ROOT / "build" / "cuda")]
-    for home in filter(None, homes):
-        nvcc = pathlib.Path(home) / "bin" / "nvcc"
-        if nvcc.exists():
-            return str(nvcc)
-    return shutil.which("nvcc")
-
-
-def version_of(nvcc):
-    said = subprocess.run([nvcc, "--version"], capture_output=True, text=True, check=True).stdout
-    return re.search(r"release [\d.]+, V([\d.]+)", said)[1]
 
 
 def parse(output):
@@ -69,38 +46,12 @@ def parse(output):
     return kernels
 
 
-def compile_one(nvcc, source, architecture):
-    with tempfile.TemporaryDirectory() as folder:
-        command = [nvcc, *FLAGS, f"-I{ROOT}", f"-arch=sm_{architecture}", "-Xptxas", "-v", "-cubin",
-                   "-o", f"{folder}/kernel.cubin", str(source)]
-        result = subprocess.run(command, capture_output=True, text=True)
-    if result.returncode != 0:
-        raise RuntimeError(f"{' '.join(command)}\n{result.stdout}{result.stderr}")
-    return parse(result.stdout + result.stderr)
-
-
-def digest_of(version):
-    digest = hashlib.sha256(f"{version} {FLAGS} {ARCHITECTURES}".encode())
-    for path in sorted((ROOT / "kernels").glob("*.*")) + [pathlib.Path(__file__)]:
-        digest.update(path.name.encode() + path.read_bytes())
-    return digest.hexdigest()[:24]
-
-
 def measure(nvcc, version):
     """{kernel: {architecture: [registers, stack, spilled, shared]}}"""
-    cached = CACHE / f"{digest_of(version)}.json"
-    if cached.exists():
-        return json.loads(cached.read_text())
-    jobs = [(source, architecture) for source in sorted((ROOT / "kernels").glob("*.cu"))
-            for architecture in ARCHITECTURES]
     table = {}
-    with concurrent.futures.ThreadPoolExecutor(max_workers=os.cpu_count() or 1) as workers:
-        results = workers.map(lambda job: compile_one(nvcc, *job), jobs)
-        for (_, architecture), kernels in zip(jobs, results):
-            for name, numbers in kernels.items():
-                table.setdefault(name, {})[architecture] = numbers
-    CACHE.mkdir(parents=True, exist_ok=True)
-    cached.write_text(json.dumps(table))
+    for (_, architecture), folder in compile_kernels.compile_all(nvcc, version).items():
+        for name, numbers in parse((folder / "ptxas.txt").read_text()).items():
+            table.setdefault(name, {})[architecture] = numbers
     return table
 
 

@@ -14,8 +14,11 @@
  *
  * What this version does there: blocks, tables, forks and their copies, truncation, windows,
  * elastic memory, export to the host's own kernels (kv_tables.base is a device address; scales are
- * the host's). kv_write, kv_attend, policies, kv_compress, kv_seq_fit_affine, formats that are
- * sealed, demotion, KV_POOL_DEBUG, max_observed_sequences and pressure_percent are UNSUPPORTED.
+ * the host's), and kv_write and kv_attend, whose tensors and log_sum_exp are in device memory then:
+ * for the formats, layouts and numbers of rows that docs/device.md names, with plugins that have
+ * kernels for the device; others are UNSUPPORTED, or LIMIT. Both may be captured. Policies,
+ * kv_compress, kv_seq_fit_affine, formats that are sealed, demotion, KV_POOL_DEBUG,
+ * max_observed_sequences, pressure_percent and counts of what saturates are UNSUPPORTED.
  *
  * kv_plan answers as for the CPU, and needs no device. Its metadata_bytes leave out the image of
  * the tables on the device (see kv_cuda_tables), which takes as much there: for each of two steps

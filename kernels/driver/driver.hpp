@@ -33,6 +33,7 @@ inline constexpr driver_result error_ecc_uncorrectable = 214;
 inline constexpr driver_result error_nvlink_uncorrectable = 220;
 inline constexpr driver_result error_contained = 226;
 inline constexpr driver_result error_invalid_handle = 400;
+inline constexpr driver_result error_no_binary_for_device = 209;
 inline constexpr driver_result error_not_found = 500;
 inline constexpr driver_result error_not_ready = 600;
 inline constexpr driver_result error_illegal_address = 700;

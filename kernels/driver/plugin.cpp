@@ -4,7 +4,10 @@
 #include <new>
 
 #include "driver/arena.hpp"
+#include "driver/buffer.hpp"
 #include "driver/table.hpp"
+#include "driver/verbs.hpp"
+#include "kernels/attend.hpp"
 
 using namespace kvrt;
 using namespace kvrt::cuda;
@@ -13,6 +16,8 @@ using namespace kvrt::cuda;
 struct kvrt_device {
     host_allocator allocator;
     device_context context;
+    kernel_functions functions;
+    device_buffer workspace;
     arena_memory arena;
     device_table table;
     staging_ring staging;
@@ -55,6 +60,7 @@ kv_status open(const kvrt_device_options* options, kvrt_device** out_device) {
     }
     kvrt_device* device = new (memory) kvrt_device(*options);
     status verdict = device->context.open(*calls, current_device(*calls));
+    if (verdict == KV_OK) verdict = device->functions.load(device->context);
     if (verdict == KV_OK) verdict = device->fences.create(device->context);
     if (verdict == KV_OK) {
         *out_device = device;
@@ -99,7 +105,8 @@ kv_status create_table(kvrt_device* device, uint64_t words, uint64_t staging_byt
                        void** out_address) {
     KVRT_TRY(device->staging.create(device->context, staging_bytes));
     // Without the kernel, every run of lines is a copy.
-    KVRT_TRY(device->table.create(device->context, device->allocator, words, 0xffffffffu, nullptr));
+    KVRT_TRY(device->table.create(device->context, device->allocator, words, 0xffffffffu,
+                                  device->functions.spread().handle));
     *out_address = reinterpret_cast<void*>(device->table.address());
     return KV_OK;
 }
@@ -108,6 +115,32 @@ kv_status upload_table(kvrt_device* device, uint64_t step) {
     const stream_handle stream = device->fences.stream_of(step);
     if (stream == nullptr) return fail(KV_INTERNAL, "step {} has no stream", step);
     return device->table.upload(device->staging, stream);
+}
+
+kv_status create_workspace(kvrt_device* device, uint64_t bytes, void** out_address) {
+    KVRT_TRY(device->workspace.allocate(device->context, bytes));
+    *out_address = reinterpret_cast<void*>(device->workspace.address());
+    return KV_OK;
+}
+
+kv_status write_rows(kvrt_device* device, uint64_t step, const kvrt_write_rows* call) {
+    KVRT_TRY(device->functions.state());
+    const stream_handle stream = device->fences.stream_of(step);
+    if (stream == nullptr) return fail(KV_INTERNAL, "step {} has no stream", step);
+    return launch_write(device->functions, stream, *call);
+}
+
+kv_status attend_rows(kvrt_device* device, uint64_t step, kvrt_attend_rows* call) {
+    KVRT_TRY(device->functions.state());
+    const stream_handle stream = device->fences.stream_of(step);
+    if (stream == nullptr) return fail(KV_INTERNAL, "step {} has no stream", step);
+    const current_context here(device->context);
+    KVRT_TRY(here.state());
+    int capture = capture_none;
+    KVRT_TRY(device->context.check(device->context.calls().stream_is_capturing(stream, &capture),
+                                   "cuStreamIsCapturing"));
+    call->captured = capture != capture_none ? 1 : 0;
+    return launch_attend(device->functions, stream, call->captured != 0, *call);
 }
 
 const kvrt_plugin plugin = {
@@ -136,6 +169,11 @@ const kvrt_plugin plugin = {
     .write_table = [](kvrt_device* device, uint64_t first, const uint32_t* words,
                       uint64_t count) { device->table.write(first, words, count); },
     .upload_table = upload_table,
+    .kernels = [](const kvrt_device* device) { return device->functions.state(); },
+    .attend_piece_slots = [](uint32_t slots) { return kernels::attend_piece_slots(slots); },
+    .create_workspace = create_workspace,
+    .write_rows = write_rows,
+    .attend_rows = attend_rows,
 };
 
 }  // namespace

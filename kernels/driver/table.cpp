@@ -13,7 +13,7 @@ constexpr uint32_t most_copied_runs = 4;
 constexpr uint64_t no_line = ~uint64_t{0};
 
 uint64_t spread_bytes(uint64_t count) {
-    return round_up<uint64_t>(count * sizeof(uint32_t), line_bytes) + count * line_bytes;
+    return kernels::spread_words_at(count) + count * line_bytes;
 }
 
 /// How many lines' entries fit in so many bytes.
@@ -138,7 +138,7 @@ status device_table::spread_lines(staging_ring& ring, stream_handle stream) {
     const uint64_t wanted = spread_bytes(pending_);
     KVRT_TRY(ring.open(std::min(wanted, ring.bytes() / 4), wanted, stream));
     const uint64_t count = std::min(pending_, lines_that_fit(ring.size()));
-    std::byte* const words = ring.data() + (spread_bytes(count) - count * line_bytes);
+    std::byte* const words = ring.data() + kernels::spread_words_at(count);
     uint64_t line = find_line(0);
     for (uint64_t i = 0; i < count; ++i, line = find_line(line + 1)) {
         const uint32_t number = static_cast<uint32_t>(line);
@@ -153,14 +153,14 @@ status device_table::spread_lines(staging_ring& ring, stream_handle stream) {
 }
 
 status device_table::launch_spread(staging_ring& ring, stream_handle stream, uint32_t count) {
-    spread_parameters call{memory_, ring.on_device(0), count};
+    kernels::spread_parameters call{reinterpret_cast<uint32_t*>(memory_),
+                                    reinterpret_cast<const std::byte*>(ring.on_device(0)), count};
     void* parameters[] = {&call};
-    const uint32_t lines_per_block = spread_block_threads / line_words;
     const current_context here(*device_);
     KVRT_TRY(here.state());
     return device_->check(
-        device_->calls().launch(spread_, ceil_divide(count, lines_per_block), 1, 1,
-                                spread_block_threads, 1, 1, 0, stream, parameters, nullptr),
+        device_->calls().launch(spread_, kernels::spread_blocks(count), 1, 1,
+                                kernels::spread_threads, 1, 1, 0, stream, parameters, nullptr),
         "cuLaunchKernel (spread_lines)");
 }
 

@@ -7,23 +7,14 @@
 
 #include "base/host_memory.hpp"
 #include "driver/staging.hpp"
+#include "kernels/copy.hpp"
 
 namespace kvrt::cuda {
 
-inline constexpr uint32_t line_words = 16;
-inline constexpr uint32_t line_bytes = 4 * line_words;
+using kernels::line_bytes;
+using kernels::line_words;
 
-/// What the kernel kvrt_spread_lines is launched with, in blocks of spread_block_threads for count
-/// * line_words words: word w of entry i goes to word lines[i] * line_words + w of the table. The
-/// batch is uint32_t lines[count], padded to a multiple of line_bytes, then uint32_t
-/// words[count][16].
-struct spread_parameters {
-    device_pointer table = 0;
-    device_pointer batch = 0;
-    uint32_t count = 0;
-};
 inline constexpr const char* spread_kernel = "kvrt_spread_lines";
-inline constexpr uint32_t spread_block_threads = 256;
 
 class device_table {
   public:

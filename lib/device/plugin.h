@@ -30,6 +30,76 @@ typedef struct kvrt_device_options {
     void (*release)(void* allocator, void* memory, size_t bytes, size_t alignment);
 } kvrt_device_options;
 
+/* Keys or values of a lane's blocks, as operand_layout of format/tile.hpp: strides in words. */
+typedef struct kvrt_operand {
+    uint32_t format, kind; /* KV_FORMAT_*, format_class */
+    uint32_t type, dim, words, word_bytes;
+    uint32_t rotated, inline_form;
+    int64_t offset, group_stride, slot_stride, head_stride, word_stride;
+    /* Not 0: rows are stored with constants that are not here, so nothing reads or writes them. */
+    uint32_t more_constants;
+    uint32_t unused;
+    const float* scales; /* of the device: [kv_heads]; NULL: all are 1 */
+} kvrt_operand;
+
+typedef struct kvrt_lane {
+    const void* arena; /* of the device */
+    uint32_t order;    /* tile_order */
+    uint32_t block_tokens, kv_heads, block_bytes;
+    uint32_t id_shift; /* ids of block tables count 64 bytes, shifted so far to the right */
+    uint32_t unused;
+    kvrt_operand keys, values;
+} kvrt_lane;
+
+/* A tensor of the caller on the device: [rows, heads, dim], strides in elements. */
+typedef struct kvrt_device_tensor {
+    void* data;
+    uint32_t type, unused; /* KV_DTYPE_* */
+    int64_t row_stride, head_stride, dim_stride;
+} kvrt_device_tensor;
+
+/* Rows of a step into a lane. What is a pointer to words is an address in the device's table. */
+typedef struct kvrt_write_rows {
+    const kvrt_lane* lane;
+    const uint32_t* block_table; /* [sequences][block_table_stride] */
+    uint64_t block_table_stride;
+    const uint32_t* targets; /* [rows][3]: row of block_table, slot, position; -1: no row */
+    uint32_t rows, unused;
+    kvrt_device_tensor keys, values;
+} kvrt_write_rows;
+
+/* What the lists of an attention are made of, by words: attend_sequence and attend_piece of
+ * kernels/attend.hpp. */
+typedef struct kvrt_attend_sequence {
+    uint32_t table, first_row, rows, slots, explicit_slots, next_position;
+    int32_t window_first;
+    uint32_t first_partial, pieces, unused[3];
+} kvrt_attend_sequence;
+typedef struct kvrt_attend_piece {
+    uint32_t sequence, first_slot, end_slot, partial;
+} kvrt_attend_piece;
+
+/* Rows of a step over a lane. A launch that is captured has a grid for captured_pieces, any other
+ * for those of the step: which pieces there are is in the table. */
+typedef struct kvrt_attend_rows {
+    const kvrt_lane* lane;
+    const uint32_t* block_table;
+    uint64_t block_table_stride;
+    const kvrt_attend_sequence* sequences; /* [sequence_count] */
+    const kvrt_attend_piece* pieces;       /* [captured_pieces] */
+    uint32_t sequence_count, piece_count, captured_pieces, most_rows;
+    uint64_t most_partials; /* that the workspace is used for */
+    void* workspace;
+    kvrt_device_tensor queries, out;
+    float* log_sum_exp; /* or NULL */
+    uint32_t query_heads, row_heads;
+    float scale, softcap;
+    const float* sink_logits; /* of the device: [query_heads], or NULL; slopes too */
+    const float* alibi_slopes;
+    uint32_t window, window_sinks;
+    uint32_t captured, unused; /* out: it was captured, instead of enqueued */
+} kvrt_attend_rows;
+
 typedef struct kvrt_plugin {
     uint32_t struct_size;
     uint32_t version; /* KVRT_PLUGIN_VERSION */
@@ -70,6 +140,17 @@ typedef struct kvrt_plugin {
                               void** out_address);
     void (*write_table)(kvrt_device* device, uint64_t first, const uint32_t* words, uint64_t count);
     kv_status (*upload_table)(kvrt_device* device, uint64_t step);
+
+    /* Kernels: UNSUPPORTED says why there are none, and so do the verbs. */
+    kv_status (*kernels)(const kvrt_device* device);
+    /* Slots of a piece of a sequence of so many. */
+    uint32_t (*attend_piece_slots)(uint32_t slots);
+    /* Memory for partial results; once per device. */
+    kv_status (*create_workspace)(kvrt_device* device, uint64_t bytes, void** out_address);
+    /* Enqueued for an open step, also while its stream is captured. UNSUPPORTED: no kernel reads or
+     * writes this. */
+    kv_status (*write_rows)(kvrt_device* device, uint64_t step, const kvrt_write_rows* call);
+    kv_status (*attend_rows)(kvrt_device* device, uint64_t step, kvrt_attend_rows* call);
 } kvrt_plugin;
 
 /* The symbol: a function that returns the table. */

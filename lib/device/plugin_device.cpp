@@ -175,4 +175,11 @@ status plugin_device::upload_table(uint64_t step) {
     return told(plugin_->upload_table(device_, step));
 }
 
+status plugin_device::create_workspace(uint64_t bytes, std::byte** out_address) {
+    void* address = nullptr;
+    KVRT_TRY(told(plugin_->create_workspace(device_, bytes, &address)));
+    *out_address = static_cast<std::byte*>(address);
+    return KV_OK;
+}
+
 }  // namespace kvrt

@@ -49,6 +49,17 @@ class plugin_device final : public device_memory, public step_clock {
     }
     status upload_table(uint64_t step);
 
+    /// UNSUPPORTED, with the reason, where the plugin has no kernels for this device.
+    status kernels() const { return told(plugin_->kernels(device_)); }
+    uint32_t attend_piece_slots(uint32_t slots) const { return plugin_->attend_piece_slots(slots); }
+    status create_workspace(uint64_t bytes, std::byte** out_address);
+    status write_rows(uint64_t step, const kvrt_write_rows& call) {
+        return told(plugin_->write_rows(device_, step, &call));
+    }
+    status attend_rows(uint64_t step, kvrt_attend_rows& call) {
+        return told(plugin_->attend_rows(device_, step, &call));
+    }
+
   private:
     /// The plugin's message becomes this library's.
     status told(status verdict) const;

@@ -58,7 +58,7 @@ status create_step_context(cache& store, retention_context& retention, step_cont
     constexpr uint64_t comfortable = uint64_t{16} << 20;
     KVRT_TRY(context.workspace.allocate(allocator, std::max(workspace, comfortable),
                                         "attention workspace", memory_contents::scratch));
-    if (store.on_device()) KVRT_TRY(context.tables.create(store, max_open_steps));
+    if (store.on_device()) KVRT_TRY(context.tables.create(context, max_open_steps));
     for (step_storage& storage : context.storage) {
         const uint64_t items = store.limits.max_step_sequences;
         KVRT_TRY(storage.items.allocate(allocator, items, "step items"));

@@ -15,7 +15,8 @@ constexpr uint64_t most_staging = uint64_t{8} << 20;
 
 }  // namespace
 
-status device_tables::create(cache& store, uint32_t places) {
+status device_tables::create(step_context& context, uint32_t places) {
+    cache& store = *context.store;
     items = store.limits.max_step_sequences;
     tokens = store.limits.max_step_tokens;
     lanes = static_cast<uint32_t>(store.model.lanes.size());
@@ -26,7 +27,8 @@ status device_tables::create(cache& store, uint32_t places) {
     lane_words = round_up<uint64_t>(items, line_words) +
                  round_up<uint64_t>(2 * uint64_t{tokens}, line_words) + uint64_t{items} * stride;
     place_words = first_lane + lanes * lane_words;
-    const uint64_t words = places * place_words;
+    uint64_t words = 0;
+    KVRT_TRY(context.verbs.measure(context, places, places * place_words, words));
     host_allocator& allocator = store.allocator;
     KVRT_TRY(sources.allocate(allocator, uint64_t{places} * items, "device tables"));
     KVRT_TRY(work.allocate(allocator, items, "device tables"));
@@ -35,7 +37,8 @@ status device_tables::create(cache& store, uint32_t places) {
     KVRT_TRY(row_scratch.allocate(
         allocator, std::max<uint64_t>({stride, items + 1, 2 * uint64_t{tokens}}), "device tables"));
     const uint64_t staging = std::clamp(words * sizeof(uint32_t), least_staging, most_staging);
-    return store.device.create_table(words, staging, &address);
+    KVRT_TRY(store.device.create_table(words, staging, &address));
+    return context.verbs.create(context);
 }
 
 /// What all lanes have in common. Items and rows that the last step in this place had and this one
@@ -136,6 +139,7 @@ status device_tables::plan(const step& target) {
     uint32_t* const last = planned.data() + 2 * target.place;
     last[0] = target.item_count;
     last[1] = target.rows;
+    KVRT_TRY(target.context->verbs.plan(target));
     return target.context->store->device.upload_table(target.number);
 }
 

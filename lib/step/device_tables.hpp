@@ -16,6 +16,7 @@
 namespace kvrt {
 
 struct step;
+struct step_context;
 
 struct device_tables {
     static constexpr uint64_t line_words = 16;
@@ -43,7 +44,8 @@ struct device_tables {
     host_array<uint32_t> planned;      ///< [places][2]: items and rows of the last step there
     host_array<uint32_t> row_scratch;  ///< words of a row, or of all rows of a lane
 
-    status create(cache& store, uint32_t places);
+    /// With the plans of the context's verbs behind it.
+    status create(step_context& context, uint32_t places);
 
     /// What the step's kernels will read of it. AGAIN: the device must catch up with uploads first.
     status plan(const step& target);

@@ -107,13 +107,26 @@ bool is_written(const step& target, uint32_t lane) {
     return target.arrays->lane_written[lane] != 0 || target.arrays->lane_exported[lane] != 0;
 }
 
+/// The queries are out of the host's reach.
+status refuse_statistics(const step& target, const kv_attend_options& options) {
+    if ((options.flags & KV_ATTEND_NO_STATISTICS) != 0) return KV_OK;
+    for (uint32_t i = 0; i < target.item_count; ++i) {
+        const step_item& item = target.arrays->items[i];
+        if (!gathers(target.context->retention->statistics, *item.owner)) continue;
+        return fail(KV_UNSUPPORTED,
+                    "kv_attend: seq {:#x} gathers statistics of queries: not on KV_DEVICE_CUDA in "
+                    "this version",
+                    item.handle);
+    }
+    return KV_OK;
+}
+
 }  // namespace
 
 status step_write(step& target, uint32_t layer, const kv_tensor* keys, const kv_tensor* values) {
     KVRT_TRY(expect_state(target, step_state::reserved, "kv_write"));
     KVRT_TRY(check_layer_index(target, layer));
     cache& store = *target.context->store;
-    KVRT_TRY(refuse_on_device(store, "kv_write"));
     const layer_geometry& geometry = store.model.layers[layer];
     if (!geometry.stores) {
         return fail(KV_INVALID, "layer {} attends over the cache of layer {}: it writes nothing",
@@ -126,6 +139,7 @@ status step_write(step& target, uint32_t layer, const kv_tensor* keys, const kv_
                          key_view));
     KVRT_TRY(view_tensor(values, "values (kv_tensor)", target.rows, geometry.kv_heads,
                          layout.values.dim, value_view));
+    if (store.on_device()) return write_on_device(target, layer, key_view, value_view);
     write_item* next = target.arrays->write_items.data();
     for (uint32_t i = 0; i < geometry.lanes; ++i) {
         const uint32_t lane_index = geometry.first_lane + i;
@@ -155,7 +169,6 @@ status step_attend(step& target, uint32_t layer, const kv_tensor* queries, const
     KVRT_TRY(expect_state(target, step_state::reserved, "kv_attend"));
     KVRT_TRY(check_layer_index(target, layer));
     cache& store = *target.context->store;
-    KVRT_TRY(refuse_on_device(store, "kv_attend"));
     const layer_geometry& geometry = store.model.layers[layer];
     const lane_geometry& first_lane = store.model.lanes[geometry.first_lane];
     for (uint32_t lane = geometry.first_lane; lane < geometry.end_lane(); ++lane) {
@@ -168,6 +181,11 @@ status step_attend(step& target, uint32_t layer, const kv_tensor* queries, const
                          first_lane.layout.keys.dim, call.queries));
     KVRT_TRY(view_tensor(out, "out (kv_tensor)", target.rows, geometry.query_heads,
                          first_lane.layout.values.dim, call.out));
+    if (store.on_device()) {
+        KVRT_TRY(refuse_statistics(target, options));
+        call.log_sum_exp = options.log_sum_exp;
+        return attend_on_device(target, layer, call);
+    }
     call.arena = store.blocks.arena();
     const lane_positions positions = positions_of_lane(store, geometry.first_lane, 0);
     call.positions = positions.open;

@@ -14,6 +14,7 @@
 #include "retention/compact.hpp"
 #include "sequence/cache.hpp"
 #include "step/device_tables.hpp"
+#include "step/device_verbs.hpp"
 
 namespace kvrt {
 
@@ -64,6 +65,7 @@ struct step_context {
     host_array<std::byte> workspace;       ///< of attention
     step_storage storage[max_open_steps];
     device_tables tables;  ///< of a pool on a device
+    device_verbs verbs;    ///< the same
 };
 
 status create_step_context(cache& store, retention_context& retention, step_context& context);

@@ -69,6 +69,7 @@ static_assert(cuda::error_ecc_uncorrectable == CUDA_ERROR_ECC_UNCORRECTABLE);
 static_assert(cuda::error_nvlink_uncorrectable == CUDA_ERROR_NVLINK_UNCORRECTABLE);
 static_assert(cuda::error_contained == CUDA_ERROR_CONTAINED);
 static_assert(cuda::error_invalid_handle == CUDA_ERROR_INVALID_HANDLE);
+static_assert(cuda::error_no_binary_for_device == CUDA_ERROR_NO_BINARY_FOR_GPU);
 static_assert(cuda::error_not_found == CUDA_ERROR_NOT_FOUND);
 static_assert(cuda::error_not_ready == CUDA_ERROR_NOT_READY);
 static_assert(cuda::error_illegal_address == CUDA_ERROR_ILLEGAL_ADDRESS);

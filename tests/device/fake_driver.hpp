@@ -118,6 +118,9 @@ class fake_driver {
                 unsigned int times = 1);
     void add_kernel(const char* name, std::vector<std::size_t> parameter_bytes, kernel_body body);
 
+    /// From a host address to a device address: beyond all that a process of this machine can map.
+    static constexpr device_pointer distance = device_pointer{1} << 60;
+
     /// Device memory as the host may see it; a violation and a fault where it is not mapped.
     std::byte* memory(device_pointer address, std::size_t bytes);
     template <class type>

@@ -10,8 +10,7 @@ namespace kvrt::cuda {
 
 namespace {
 
-/// From a host address to a device address: beyond all that a process of this machine can map.
-constexpr device_pointer distance = device_pointer{1} << 60;
+constexpr device_pointer distance = fake_driver::distance;
 constexpr int garbage = 0xcd;  ///< in memory that is new
 
 std::byte* on_host(device_pointer address) {

@@ -34,15 +34,19 @@ struct world {
 
     world(uint64_t ring_bytes, uint64_t words, bool with_kernel) {
         fake.add_kernel(
-            spread_kernel, {sizeof(spread_parameters)}, [this](const kernel_launch& launch) {
-                const spread_parameters call = launch.parameter<spread_parameters>(0);
+            spread_kernel, {sizeof(kernels::spread_parameters)},
+            [this](const kernel_launch& launch) {
+                const auto call = launch.parameter<kernels::spread_parameters>(0);
                 REQUIRE(launch.grid[0] * launch.block[0] >= call.count * line_words);
                 const uint64_t head = (call.count * sizeof(uint32_t) + line_bytes - 1) / line_bytes;
-                const uint32_t* batch = fake.memory_of<uint32_t>(
-                    call.batch, head * line_words + call.count * line_words);
+                const uint32_t* batch =
+                    fake.memory_of<uint32_t>(reinterpret_cast<device_pointer>(call.batch),
+                                             head * line_words + call.count * line_words);
                 for (uint32_t i = 0; i < call.count; ++i) {
-                    uint32_t* line = fake.memory_of<uint32_t>(
-                        call.table + uint64_t{batch[i]} * line_bytes, line_words);
+                    uint32_t* line =
+                        fake.memory_of<uint32_t>(reinterpret_cast<device_pointer>(call.table) +
+                                                     uint64_t{batch[i]} * line_bytes,
+                                                 line_words);
                     std::copy_n(batch + head * line_words + i * line_words, line_words, line);
                 }
             });

@@ -86,19 +86,26 @@ TEST_CASE("copy kernels: places beyond 32 bits") {
     CHECK(reinterpret_cast<uintptr_t>(tables.of(1u << 20)) == 4096 + (uint64_t{1} << 40) * 4);
 }
 
-TEST_CASE("copy kernels: changes of tables") {
-    device_array<uint32_t> table(300);
-    std::vector<kernels::table_change> changes;
-    std::vector<uint32_t> expected = table.copy();
-    for (uint32_t i = 0; i < 150; ++i) {
-        const uint32_t place = i * 7 % 300;
-        changes.push_back({place, 1000 + i, 0});
-        expected[place] = 1000 + i;
+TEST_CASE("copy kernels: lines of tables, few and more than a block of threads has") {
+    for (const uint32_t count : {1u, 16u, 17u, 50u}) {
+        CAPTURE(count);
+        device_array<uint32_t> table(300 * kernels::line_words);
+        std::vector<uint32_t> expected = table.copy();
+        std::vector<uint32_t> batch;
+        for (uint32_t i = 0; i < count; ++i) batch.push_back(i * 7 % 300);
+        batch.resize(kernels::spread_words_at(count) / sizeof(uint32_t));
+        for (uint32_t i = 0; i < count * kernels::line_words; ++i) {
+            batch.push_back(1000 + i);
+            expected[batch[i / kernels::line_words] * kernels::line_words +
+                     i % kernels::line_words] = 1000 + i;
+        }
+        const device_array<uint32_t> on_device(batch);
+        const kernels::spread_parameters call{
+            table.data(), reinterpret_cast<const std::byte*>(on_device.data()), count};
+        const launch_report report =
+            launch({.blocks = kernels::spread_blocks(count), .threads = kernels::spread_threads},
+                   [&] { kernels::spread_lines<context>(call); });
+        REQUIRE_MESSAGE(report.clean(), report.text());
+        CHECK(table.copy() == expected);
     }
-    const device_array<kernels::table_change> on_device(changes);
-    const kernels::table_parameters call{table.data(), on_device.data(), 150};
-    const launch_report report = launch({.blocks = 2, .threads = kernels::copy_threads},
-                                        [&] { kernels::change_tables<context>(call); });
-    REQUIRE_MESSAGE(report.clean(), report.text());
-    CHECK(table.copy() == expected);
 }

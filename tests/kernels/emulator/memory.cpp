@@ -83,12 +83,15 @@ void free_device(std::byte* address) {
     std::free(address - strip_bytes);
 }
 
+bool (*other_device_memory)(const void* address, size_t bytes) = nullptr;
+
 bool is_device(const void* address, size_t bytes) {
-    const auto behind = first_behind(address);
-    if (behind == allocations.begin()) return false;
-    const allocation& found = behind[-1];
     const std::byte* const first = static_cast<const std::byte*>(address);
-    return first + bytes <= found.memory + found.bytes;
+    const auto behind = first_behind(address);
+    if (behind != allocations.begin() && first + bytes <= behind[-1].memory + behind[-1].bytes) {
+        return true;
+    }
+    return other_device_memory != nullptr && other_device_memory(address, bytes);
 }
 
 std::string damaged_strips() {

@@ -21,6 +21,8 @@ void free_device(std::byte* address);
 
 /// Does [address, address + bytes) lie in one allocation?
 bool is_device(const void* address, size_t bytes);
+/// Null, or who says that of memory that was not allocated here.
+extern bool (*other_device_memory)(const void* address, size_t bytes);
 
 /// Why the strips around allocations are not as they were; empty when they are.
 std::string damaged_strips();

@@ -1,0 +1,18 @@
+// The verbs of plugin.h as launches: from the seam's C structs to what kernels take.
+#pragma once
+
+#include "device/plugin.h"
+#include "driver/functions.hpp"
+
+namespace kvrt::cuda {
+
+/// The lane as kernels see it; UNSUPPORTED, naming `verb` and format, where none does.
+status describe_lane(const kvrt_lane& lane, const char* verb, kernels::block_place& place);
+
+status launch_write(kernel_functions& functions, stream_handle stream, const kvrt_write_rows& rows);
+
+/// `captured`: the stream is being captured.
+status launch_attend(kernel_functions& functions, stream_handle stream, bool captured,
+                     const kvrt_attend_rows& rows);
+
+}  // namespace kvrt::cuda

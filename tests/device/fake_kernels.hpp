@@ -1,0 +1,32 @@
+// The kernels themselves on the fake driver: a launch runs the body that the name stands for under
+// the block emulator, with the parameters that the plugin passed, over the fake's memory.
+#pragma once
+
+#include "fake_driver.hpp"
+#include "kernels/attend.hpp"
+#include "kernels/copy.hpp"
+#include "kernels/write.hpp"
+
+namespace kvrt::cuda {
+
+/// What a test does to launches before they run, to see that it would be noticed.
+struct kernel_faults {
+    std::function<void(kernels::write_parameters&)> write;
+    std::function<void(kernels::attend_parameters&)> attend;
+    std::function<bool(kernels::spread_parameters&)> spread;  ///< false: it does not run
+};
+
+/// All kernels that the plugin asks for. Those that these tests do not use report a violation
+/// when they run. `faults` outlives the driver.
+void add_kernels(fake_driver& fake, const kernel_faults& faults);
+
+/// As if the plugin had been built with nvcc, while it lives.
+class with_images {
+  public:
+    with_images();
+    with_images(const with_images&) = delete;
+    with_images& operator=(const with_images&) = delete;
+    ~with_images();
+};
+
+}  // namespace kvrt::cuda

@@ -1,0 +1,348 @@
+// kv_write and kv_attend of a CUDA pool, through the public header: the plugin's launches run the
+// kernels' own bodies, late, and a CPU pool says what is right.
+#include "driver/verbs.hpp"
+
+#include <algorithm>
+
+#include "twin_pools.hpp"
+
+using namespace kvrt;
+using namespace kvrt::cuda;
+
+namespace {
+
+/// Prompts, single tokens, drafts of which some are accepted, a fork, truncations, a release.
+void drive(twin_pools& pools, uint32_t rounds) {
+    std::deque<twin_sequence> sequences;
+    for (uint32_t i = 0; i < 3; ++i) sequences.push_back(pools.create());
+    pools.step({{&sequences[0], 5, 5}, {&sequences[1], 47, 47}, {&sequences[2], 1, 1}});
+    for (uint32_t round = 0; round < rounds; ++round) {
+        CAPTURE(round);
+        if (round == 2) sequences.push_back(pools.fork(sequences[1]));
+        if (round == 4) pools.truncate(sequences[0], sequences[0].tokens - 2);
+        if (round == 5) {
+            pools.release(sequences[2]);
+            sequences[2] = pools.create();
+        }
+        std::vector<twin_append> items;
+        for (twin_sequence& each : sequences) {
+            if (round % 3 == 2 && &each == &sequences[1]) continue;
+            const uint32_t rows =
+                round % 2 == 0 ? 1 : 1 + static_cast<uint32_t>(pools.random() % 5);
+            const uint32_t refused = rows > 1 && pools.random() % 2 != 0 ? 1 : 0;
+            items.push_back({&each, rows, rows - refused});
+        }
+        std::reverse(items.begin(), items.end());
+        pools.step(items);
+        for (uint32_t i = pools.random() % 40; i > 0; --i) {
+            pools.host.fake.run_one(pools.host.stream);
+        }
+    }
+    pools.host.fake.run_all();
+    for (const twin_sequence& each : sequences) pools.compare_stored(each);
+}
+
+/// What `drive` finds; violations are taken for found, too.
+uint64_t faults_found(twin_pools& pools) {
+    drive(pools, 4);
+    const uint64_t found = pools.differences + pools.host.fake.violations.size();
+    pools.host.fake.violations.clear();
+    return found;
+}
+
+}  // namespace
+
+TEST_CASE("a CUDA pool writes and attends as a CPU pool does, however late the device is") {
+    for (const uint32_t flags : {0u, uint32_t{KV_POOL_ELASTIC}}) {
+        CAPTURE(flags);
+        twin_pools pools(flags);
+        drive(pools, 8);
+        CHECK(pools.differences == 0);
+        CHECK(pools.compared_words > 10000);
+        CHECK(pools.compared_outputs > 100);
+        CHECK(pools.host.fake.calls("cuLaunchKernel") > 100);
+        CHECK(pools.host.fake.synchronisations() == 0);
+    }
+}
+
+TEST_CASE("what a wrong launch would do is found by the comparison with the CPU pool") {
+    twin_pools pools;
+    uint32_t number = 0;
+    SUBCASE("none") { number = 1; }
+    SUBCASE("rows are written beside their place") {
+        pools.faults.write = [&](kernels::write_parameters& call) {
+            if (call.place.keys.codes == kernels::coding::plain && ++number == 3) {
+                call.place.values.slot_stride += 8;
+            }
+        };
+    }
+    SUBCASE("a tensor's rows are strided otherwise") {
+        pools.faults.write = [&](kernels::write_parameters& call) {
+            if (++number == 9) call.keys.row_stride -= 1;
+        };
+    }
+    SUBCASE("static scales of another head") {
+        pools.faults.write = [&](kernels::write_parameters& call) {
+            if (call.place.keys.scales != nullptr && ++number == 2) ++call.place.keys.scales;
+        };
+    }
+    SUBCASE("ids of blocks are not shifted") {
+        pools.faults.attend = [&](kernels::attend_parameters& call) {
+            if (++number == 12) call.tables.shift = 0;
+        };
+    }
+    SUBCASE("no window") {
+        pools.faults.attend = [&](kernels::attend_parameters& call) {
+            number += call.window ? 1 : 0;
+            call.window = false;
+        };
+    }
+    SUBCASE("a stale table") {
+        pools.faults.spread = [&](kernels::spread_parameters&) { return ++number != 3; };
+    }
+    const bool intact = !pools.faults.write && !pools.faults.attend && !pools.faults.spread;
+    CHECK((faults_found(pools) == 0) == intact);
+    CHECK(number != 0);
+}
+
+namespace {
+
+/// Tensors of a layer at fixed addresses, as a graph needs them.
+struct layer_tensors {
+    twin_tensor keys, values, queries, out, log_sums;
+};
+
+std::vector<layer_tensors> make_layers(twin_pools& pools, uint32_t rows) {
+    std::vector<layer_tensors> made;
+    for (const kv_layer& layer : pools.kinds.layers) {
+        const uint32_t value_dim = layer.value_dim != 0 ? layer.value_dim : layer.key_dim;
+        made.push_back({pools.make_tensor(rows, layer.kv_heads, layer.key_dim),
+                        pools.make_tensor(rows, layer.kv_heads, value_dim),
+                        pools.make_tensor(rows, layer.query_heads, layer.key_dim),
+                        pools.make_tensor(rows, layer.query_heads, value_dim),
+                        pools.make_tensor(rows, layer.query_heads, 1)});
+    }
+    return made;
+}
+
+}  // namespace
+
+TEST_CASE("a graph of a step's launches, captured once for each place, is replayed for others") {
+    twin_pools pools;
+    std::deque<twin_sequence> sequences;
+    for (uint32_t i = 0; i < 3; ++i) sequences.push_back(pools.create());
+    pools.step({{&sequences[0], 250, 250}}, true);
+    pools.step({{&sequences[1], 20, 20}, {&sequences[2], 47, 47}});
+    std::vector<layer_tensors> tensors = make_layers(pools, 3);
+    std::vector<operation> graph;
+    uint64_t launches = 0;
+    for (uint32_t round = 0; round < 8; ++round) {
+        CAPTURE(round);
+        kv_step* steps[2];
+        // Fewer items than were captured, too: of what is behind them nothing is touched.
+        std::vector<twin_append> items = {{&sequences[0], 1, 1}, {&sequences[1], 1, 1}};
+        if (round % 3 != 1) items.push_back({&sequences[2], 1, 1});
+        pools.begin(items, steps);
+        const uint32_t rows = static_cast<uint32_t>(items.size());
+        const uint64_t before = pools.host.fake.calls("cuLaunchKernel");
+        if (round == 0) {
+            pools.host.fake.begin_capture(pools.host.stream);
+            for (uint32_t l = 0; l < pools.layers(); ++l) {
+                const layer_tensors& of = tensors[l];
+                kv_attend_options options = KV_INIT(kv_attend_options);
+                options.log_sum_exp = static_cast<float*>(of.log_sums.on_device.data);
+                if (pools.stores(l)) {
+                    REQUIRE(kv_write(steps[0], l, &of.keys.on_device, &of.values.on_device) ==
+                            KV_OK);
+                }
+                if (!pools.attends(l)) continue;
+                REQUIRE(kv_attend(steps[0], l, &of.queries.on_device, &of.out.on_device,
+                                  &options) == KV_OK);
+            }
+            graph = pools.host.fake.end_capture(pools.host.stream);
+            launches = pools.host.fake.calls("cuLaunchKernel") - before;
+        }
+        for (uint32_t l = 0; l < pools.layers(); ++l) {
+            layer_tensors& of = tensors[l];
+            for (twin_tensor* each : {&of.keys, &of.values, &of.queries}) {
+                pools.draw(*each);
+                pools.host.stream->queue.push_back({"inputs", pools.upload(*each)});
+            }
+        }
+        pools.host.fake.replay(graph, pools.host.stream);
+        for (uint32_t l = 0; l < pools.layers(); ++l) {
+            layer_tensors& of = tensors[l];
+            for (twin_tensor* each : {&of.keys, &of.values, &of.queries, &of.out, &of.log_sums}) {
+                each->on_host.rows = rows;
+            }
+            if (pools.stores(l)) {
+                REQUIRE(kv_write(steps[1], l, &of.keys.on_host, &of.values.on_host) == KV_OK);
+                // The library does not see the replay: the layer counts as the host's own.
+                const uint32_t heads =
+                    (pools.kinds.layers[l].flags & KV_LAYER_LANE_PER_HEAD) != 0 ? 2 : 1;
+                for (uint32_t head = 0; head < heads; ++head) {
+                    kv_cuda_tables tables = KV_INIT(kv_cuda_tables);
+                    tables.kv_head = head;
+                    REQUIRE(kv_cuda_step_tables(steps[0], l, &tables) == KV_OK);
+                    REQUIRE(tables.place == 0);
+                }
+            }
+            if (!pools.attends(l)) continue;
+            kv_attend_options options = KV_INIT(kv_attend_options);
+            options.log_sum_exp = of.log_sums.host.data();
+            REQUIRE(kv_attend(steps[1], l, &of.queries.on_host, &of.out.on_host, &options) ==
+                    KV_OK);
+            pools.expect(of.out, pools.bound_of(l));
+            pools.expect(of.log_sums, pools.bound_of(l));
+        }
+        pools.end(items, steps);
+        pools.host.fake.run_all();
+        CHECK(pools.differences == 0);
+    }
+    CHECK(launches > 20);
+    for (const twin_sequence& each : sequences) pools.compare_stored(each);
+    CHECK(pools.differences == 0);
+    CHECK(sequences[0].tokens == 258);  // past the first piece
+}
+
+TEST_CASE("what kernels do not do is refused by name, and nothing has changed") {
+    twin_pools pools;
+    twin_sequence sequence = pools.create();
+    kv_step* steps[2];
+    const std::vector<twin_append> items = {{&sequence, 200, 200}};
+    pools.begin(items, steps);
+    twin_tensor keys = pools.make_tensor(200, 2, 64), values = pools.make_tensor(200, 2, 64);
+    twin_tensor queries = pools.make_tensor(200, 4, 64), out = pools.make_tensor(200, 4, 64);
+    SUBCASE("tensors of two types") {
+        values.on_device.dtype = KV_DTYPE_F16;
+        CHECK(kv_write(steps[0], 0, &keys.on_device, &values.on_device) == KV_UNSUPPORTED);
+        CHECK(message_has("dtype"));
+    }
+    SUBCASE("attention before the write") {
+        CHECK(kv_attend(steps[0], 0, &queries.on_device, &out.on_device, nullptr) == KV_INVALID);
+        CHECK(message_has("kv_write"));
+    }
+    SUBCASE("counts of what saturates") {
+        uint64_t counts[2];
+        kv_layer_stats stats = KV_INIT(kv_layer_stats);
+        stats.saturated_keys = counts;
+        stats.head_capacity = 2;
+        CHECK(kv_pool_get_layer_stats(pools.pools[0], &stats) == KV_UNSUPPORTED);
+        CHECK(message_has("KV_DEVICE_CUDA"));
+    }
+    SUBCASE("attention to what is stored rotated") {
+        const uint32_t last = pools.layers() - 1;
+        REQUIRE(kv_write(steps[0], last, &keys.on_device, &values.on_device) == KV_OK);
+        CHECK(kv_attend(steps[0], last, &queries.on_device, &out.on_device, nullptr) ==
+              KV_UNSUPPORTED);
+        CHECK(message_has("rotated"));
+    }
+    CHECK(pools.host.fake.calls("cuLaunchKernel") <= 2);  // of the tables, and of that write
+    for (kv_step* step : steps) REQUIRE(kv_step_cancel(step) == KV_OK);
+}
+
+TEST_CASE("formats and layouts that no kernel knows are named") {
+    kvrt_lane lane = {};
+    lane.order = KV_LAYOUT_HND;
+    lane.keys.format = 4711;
+    lane.keys.kind = static_cast<uint32_t>(format_class::token_local);
+    lane.values = lane.keys;
+    lane.values.format = KV_FORMAT_INT8_TOKEN;
+    kernels::block_place place;
+    CHECK(describe_lane(lane, "kv_some", place) == KV_UNSUPPORTED);
+    CHECK(message_has("kv_some: keys of KV_FORMAT 4711"));
+    lane.keys.format = KV_FORMAT_INT8_TOKEN;
+    CHECK(describe_lane(lane, "kv_some", place) == KV_OK);
+    lane.values.more_constants = 1;
+    CHECK(describe_lane(lane, "kv_some", place) == KV_UNSUPPORTED);
+    CHECK(message_has("constants"));
+    lane.values.more_constants = 0;
+
+    // Codes are written in all layouts and read in the native one.
+    kernel_functions functions;
+    for (kvrt_operand* operand : {&lane.keys, &lane.values}) {
+        operand->dim = 64;
+        operand->words = 17;
+        operand->word_bytes = 4;
+        operand->slot_stride = 17;
+        operand->word_stride = 1;
+    }
+    kvrt_attend_rows rows = {};
+    rows.lane = &lane;
+    CHECK(launch_attend(functions, nullptr, false, rows) == KV_UNSUPPORTED);
+    CHECK(message_has("kv_attend: keys of KV_FORMAT"));
+    CHECK(message_has("in layout 1"));
+}
+
+TEST_CASE("a step with more rows than the workspace has partial results for says so") {
+    twin_pools pools;
+    twin_sequence sequence = pools.create();
+    pools.step({{&sequence, 100, 100}}, true);
+    kv_step* steps[2];
+    const std::vector<twin_append> items = {{&sequence, 200, 200}};  // of two pieces each
+    pools.begin(items, steps);
+    twin_tensor keys = pools.make_tensor(200, 2, 64), queries = pools.make_tensor(200, 4, 64);
+    REQUIRE(kv_write(steps[0], 0, &keys.on_device, &keys.on_device) == KV_OK);
+    CHECK(kv_attend(steps[0], 0, &queries.on_device, &queries.on_device, nullptr) == KV_LIMIT);
+    CHECK(message_has("400 partial results"));
+    CHECK(message_has("256"));
+    for (kv_step* step : steps) REQUIRE(kv_step_cancel(step) == KV_OK);
+    pools.step({{&sequence, 1, 1}});
+    pools.compare_stored(sequence);
+    CHECK(pools.differences == 0);
+}
+
+TEST_CASE("without kernels in the plugin, verbs say how to get them") {
+    cuda_host host;
+    const cuda_pool pool(small_config());
+    const kv_seq seq = pool.create_sequence();
+    kv_step* step = pool.begin(host.stream);
+    REQUIRE(kv_seq_append(step, seq, nullptr, 1, nullptr) == KV_OK);
+    REQUIRE(kv_step_reserve(step, nullptr) == KV_OK);
+    float number[128] = {};  // never followed
+    kv_tensor tensor = KV_INIT(kv_tensor);
+    tensor.data = number;
+    tensor.dtype = KV_DTYPE_F32;
+    tensor.rows = 1;
+    tensor.heads = 2;
+    tensor.dim = 64;
+    CHECK(kv_write(step, 0, &tensor, &tensor) == KV_UNSUPPORTED);
+    CHECK(message_has("scripts/fetch_cuda.sh"));
+    kv_cuda_tables tables = KV_INIT(kv_cuda_tables);
+    REQUIRE(kv_cuda_step_tables(step, 0, &tables) == KV_OK);
+    CHECK(kv_attend(step, 0, &tensor, &tensor, nullptr) == KV_UNSUPPORTED);
+    CHECK(message_has("scripts/fetch_cuda.sh"));
+    REQUIRE(kv_step_cancel(step) == KV_OK);
+}
+
+TEST_CASE("a device that the plugin has no code for keeps its pools, without kernels") {
+    const with_images images;
+    cuda_host host;
+    host.fake.inject("cuModuleLoadData", error_no_binary_for_device);
+    const cuda_pool pool(small_config());
+    const kv_seq seq = pool.create_sequence();
+    CHECK(append(pool, host.stream, seq, 3) == KV_OK);
+    // One whose kernels are another release's is an error.
+    kv_pool* other = nullptr;
+    const small_model model;
+    const kv_pool_config config = small_config();
+    CHECK(kv_pool_create(&config, &model.description, &other) == KV_INTERNAL);
+    CHECK(message_has("kvrt_"));
+}
+
+TEST_CASE("a launch that fails is told with the kernel's name, and then with every call") {
+    twin_pools pools;
+    twin_sequence sequence = pools.create();
+    kv_step* steps[2];
+    pools.begin({{&sequence, 3, 3}}, steps);
+    twin_tensor keys = pools.make_tensor(3, 2, 64);
+    const uint64_t before = pools.host.fake.calls("cuLaunchKernel");
+    pools.host.fake.inject("cuLaunchKernel", error_launch_failed);
+    CHECK(kv_write(steps[0], 0, &keys.on_device, &keys.on_device) == KV_DEVICE);
+    CHECK(message_has("kvrt_write_f32: CUDA_ERROR_LAUNCH_FAILED"));
+    CHECK(kv_write(steps[0], 1, &keys.on_device, &keys.on_device) == KV_DEVICE);
+    CHECK(message_has("kvrt_write_f32"));
+    CHECK(pools.host.fake.calls("cuLaunchKernel") == before + 1);
+    for (kv_step* step : steps) REQUIRE(kv_step_cancel(step) == KV_OK);
+    pools.host.fake.violations.clear();
+}
