@@ -192,7 +192,7 @@ func TestWrongPools(t *testing.T) {
 			ErrTooLarge, "arena_bytes"},
 		"block tokens": {func(c *Config, _ *Model) { c.BlockTokens = 17 },
 			ErrInvalid, "block_tokens"},
-		"device": {func(c *Config, _ *Model) { c.Device = DeviceCUDA },
+		"device": {func(c *Config, _ *Model) { c.Device = 9 },
 			ErrUnsupported, "device"},
 		"layout": {func(c *Config, _ *Model) { c.Layout = 9 }, ErrUnsupported, "layout"},
 		"sequences": {func(c *Config, _ *Model) { c.MaxSequences = 1 << 20 },
