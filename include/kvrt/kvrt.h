@@ -454,7 +454,7 @@ typedef struct kv_seq_info {
     uint32_t in_step;        /* 1 while an open step holds it */
     uint32_t compactions;    /* rounds that have removed something */
     uint64_t rounds_skipped; /* rounds of its policy that were due and removed nothing */
-    uint32_t last_outcome;   /* KV_COMPRESS_* of its last round, 0: there was none */
+    uint32_t last_outcome;   /* KV_COMPRESS_* of its last round; 0: none, or it failed */
     int32_t last_failure;    /* kv_status of its last round: KV_AGAIN when blocks were missing */
 } kv_seq_info;
 
@@ -574,7 +574,7 @@ typedef struct kv_step_report {
     uint64_t blocks_returned;        /* to the allocator, in all (some may wait for a fence) */
     uint64_t bytes_returned;
     uint64_t pressure_rounds;   /* rounds run because of kv_pool_config.pressure_percent */
-    uint32_t last_skip_outcome; /* KV_COMPRESS_* of the last round that was skipped; 0: none was */
+    uint32_t last_skip_outcome; /* KV_COMPRESS_* of the last round skipped; 0: none, or it failed */
     int32_t last_skip_status;   /* its kv_status: KV_AGAIN when blocks were missing */
     uint64_t demoted_blocks;    /* coded into their layers' smaller formats */
     uint64_t demoted_bytes;     /* how many fewer are taken for that now */
