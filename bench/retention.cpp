@@ -22,7 +22,6 @@
 #include <cstdlib>
 #include <cstring>
 #include <ctime>
-#include <numeric>
 #include <random>
 #include <string>
 #include <string_view>
@@ -68,8 +67,10 @@ double quantile(std::vector<double> values, double share) {
     return values[static_cast<std::size_t>(share * static_cast<double>(values.size() - 1) + 0.5)];
 }
 
-double mean(const std::vector<double>& values) {
-    return std::accumulate(values.begin(), values.end(), 0.0) / static_cast<double>(values.size());
+double mean_of_medians(const std::vector<std::vector<double>>& sets) {
+    double sum = 0.0;
+    for (const std::vector<double>& set : sets) sum += quantile(set, 0.5);
+    return sum / static_cast<double>(sets.size());
 }
 
 std::vector<float> normal_numbers(std::size_t count, uint32_t seed) {
@@ -214,7 +215,8 @@ constexpr tracking all_tracking[] = {
 };
 
 void bench_tracking(const options& chosen, uint32_t tokens, const tracking& method) {
-    // Two of either, so that none finds its cache where the last one left it.
+    // Two of either, so that none finds its cache where the last one left it. Both change roles
+    // half-way: memory is not alike everywhere.
     const uint32_t pairs = 2;
     engine host(chosen, tokens, 2 * pairs);
     kv_policy observes = policy_of(method.scorer, tokens);
@@ -227,26 +229,37 @@ void bench_tracking(const options& chosen, uint32_t tokens, const tracking& meth
         host.fill(plain.back(), tokens);
         host.fill(observed.back(), tokens);
     }
-    std::vector<double> without, with;
-    // Of what comes in turns whole turns, for either sequence.
+    // Which steps are observed comes in turns, of which each sequence has whole ones. A turn is cut
+    // into phases; a phase counts with its median, so that what else ran meanwhile does not.
+    const uint32_t turn = method.rounds_every == 0 ? method.observe_every : method.rounds_every;
+    const uint32_t phases = std::min(turn, 8u);
     const uint32_t steps = (chosen.quick ? 20 : 60) * std::max(1u, 16384 / tokens);
-    const uint32_t rounds = method.rounds_every == 0 ? steps : pairs * method.rounds_every;
-    for (uint32_t round = 0; round < rounds; ++round) {
-        double times[2];
-        for (uint32_t k = 0; k < 2; ++k) {  // in turn, either first
-            const bool observing = (k + round) % 2 == 0;
+    const uint32_t whole = pairs * turn;  // turns
+    const uint32_t rounds = method.rounds_every == 0 ? (steps + whole - 1) / whole * whole : whole;
+    std::vector<std::vector<double>> without(2 * phases), with(2 * phases);
+    for (uint32_t half = 0; half < 2; ++half) {
+        std::vector<uint32_t> steps_of(pairs, 0);
+        for (uint32_t round = 0; round < rounds; ++round) {
             const uint32_t which = round / 2 % pairs;
-            times[observing ? 1 : 0] =
-                host.decode(observing ? observed[which] : plain[which], true);
+            const uint32_t place = half * phases + steps_of[which]++ % turn / (turn / phases);
+            for (uint32_t k = 0; k < 2; ++k) {  // in turn, either first
+                const bool observing = (k + round) % 2 == 0;
+                (observing ? with : without)[place].push_back(
+                    host.decode(observing ? observed[which] : plain[which], true));
+            }
         }
-        without.push_back(times[0]);
-        with.push_back(times[1]);
+        for (uint32_t i = 0; i < pairs; ++i) {
+            check(kv_seq_set_policy(host.pool(), observed[i], nullptr));
+            check(kv_seq_set_policy(host.pool(), plain[i], &observes));
+        }
+        std::swap(plain, observed);
     }
+    const double plain_time = mean_of_medians(without), observed_time = mean_of_medians(with);
     fmt::print(
         "retention tracking {} kv={} every={} rounds={} format={} threads={} without_us={:.0f} "
         "with_us={:.0f} slower={:.3f}\n",
         method.name, tokens, method.observe_every, method.rounds_every, chosen.format_name,
-        chosen.threads, mean(without) * 1e6, mean(with) * 1e6, mean(with) / mean(without) - 1.0);
+        chosen.threads, plain_time * 1e6, observed_time * 1e6, observed_time / plain_time - 1.0);
     std::fflush(stdout);
 }
 
