@@ -26,11 +26,17 @@ status staging_ring::create(device_context& device, uint64_t bytes) {
     const driver& calls = device.calls();
     const current_context here(device);
     KVRT_TRY(here.state());
-    void* memory = nullptr;
-    KVRT_TRY(device.check(calls.host_allocate(&memory, bytes, 0), "cuMemHostAlloc (staging)"));
-    host_ = static_cast<std::byte*>(memory);
-    KVRT_TRY(device.check(calls.memory_allocate(&device_memory_, bytes), "cuMemAlloc (staging)"));
+    if (host_ == nullptr) {
+        void* memory = nullptr;
+        KVRT_TRY(device.check(calls.host_allocate(&memory, bytes, 0), "cuMemHostAlloc (staging)"));
+        host_ = static_cast<std::byte*>(memory);
+    }
+    if (device_memory_ == 0) {
+        KVRT_TRY(
+            device.check(calls.memory_allocate(&device_memory_, bytes), "cuMemAlloc (staging)"));
+    }
     for (batch& each : batches_) {
+        if (each.event != nullptr) continue;
         KVRT_TRY(
             device.check(calls.event_create(&each.event, event_disable_timing), "cuEventCreate"));
     }

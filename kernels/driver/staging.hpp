@@ -21,7 +21,7 @@ class staging_ring {
     ~staging_ring();
 
     /// `bytes` is a multiple of the alignment, at least 1024; the device has as many, at the same
-    /// offsets.
+    /// offsets. After a failure it can be called again, for as many.
     status create(device_context& device, uint64_t bytes);
 
     /// Opens a batch of up to `wanted` bytes, of at least `least`: a multiple of the alignment.

@@ -7,9 +7,10 @@ namespace kvrt {
 
 namespace {
 
-status adopt_policy(const kv_pool& pool, const kv_policy* policy, kv_policy& local) {
+status adopt_policy(kv_pool& pool, const kv_policy* policy, kv_policy& local) {
     KVRT_TRY(adopt(policy, policy_flags, "policy (kv_policy)", local));
-    return check_policy(pool.store, local);
+    KVRT_TRY(check_policy(pool.store, local));
+    return pool.store.on_device() ? check_policy_on_device(pool.steps, local) : KV_OK;
 }
 
 /// Gives a sequence a policy, or none.
@@ -173,6 +174,15 @@ status list_positions(const kv_pool& pool, const sequence& source, uint32_t laye
     const head_place place = geometry.place_of(kv_head);
     const slot_positions positions = positions_of(pool.store, source, place.lane, place.head);
     const uint64_t written = std::min<uint64_t>(capacity, positions.slots);
+    if (device_has_positions(pool.store, source, place.lane)) {
+        const retained_spans retained = retained_of(pool.store, source, place.lane);
+        *out_count = positions.slots;
+        if (capacity == 0 || list_positions(retained, written, out_positions)) return KV_OK;
+        return fail(KV_UNSUPPORTED,
+                    "layer {}: a round has chosen its tokens on the device: their positions are "
+                    "not read back in this version (see kv_cuda.h)",
+                    layer);
+    }
     for (uint32_t slot = 0; slot < written; ++slot) {
         out_positions[slot] = static_cast<uint32_t>(positions.at(slot));
     }
