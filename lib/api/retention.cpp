@@ -5,6 +5,7 @@
 
 #include "api/handles.hpp"
 #include "sequence/fit_affine.hpp"
+#include "step/round_cohort.hpp"
 
 namespace kvrt {
 

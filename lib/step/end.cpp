@@ -2,6 +2,7 @@
 #include <algorithm>
 
 #include "sequence/seal.hpp"
+#include "step/round_cohort.hpp"
 #include "step/step.hpp"
 #include "step/undo.hpp"
 

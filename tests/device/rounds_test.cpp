@@ -209,3 +209,368 @@ TEST_CASE("rounds on the device keep what those on the CPU keep, and return the 
     CHECK(pools.compared_outputs > 10);
     CHECK(pools.host.fake.synchronisations() == 0);
 }
+
+namespace {
+
+/// Tensors of a layer at fixed addresses, as a graph needs them.
+struct layer_tensors {
+    twin_tensor keys, values, queries, out, log_sums;
+};
+
+/// A decode step of three sequences, captured in the first place of a step.
+struct decode_graph {
+    round_pools& pools;
+    std::vector<layer_tensors> tensors;
+    std::vector<operation> graph;
+
+    explicit decode_graph(round_pools& of) : pools(of) {
+        for (uint32_t l = 0; l < pools.layers(); ++l) {
+            tensors.push_back({pools.make_tensor(3, 2, 64), pools.make_tensor(3, 2, 64),
+                               pools.make_tensor(3, 4, 64), pools.make_tensor(3, 4, 64),
+                               pools.make_tensor(3, 4, 1)});
+        }
+    }
+    void capture(kv_step* step) {
+        pools.host.fake.begin_capture(pools.host.stream);
+        for (uint32_t l = 0; l < pools.layers(); ++l) {
+            const layer_tensors& of = tensors[l];
+            kv_attend_options options = KV_INIT(kv_attend_options);
+            options.log_sum_exp = static_cast<float*>(of.log_sums.on_device.data);
+            REQUIRE(kv_write(step, l, &of.keys.on_device, &of.values.on_device) == KV_OK);
+            REQUIRE(kv_attend(step, l, &of.queries.on_device, &of.out.on_device, &options) ==
+                    KV_OK);
+        }
+        graph = pools.host.fake.end_capture(pools.host.stream);
+    }
+    void replay(kv_step* (&steps)[2]) {
+        for (layer_tensors& of : tensors) {
+            for (twin_tensor* each : {&of.keys, &of.values, &of.queries}) {
+                pools.draw(*each);
+                pools.host.stream->queue.push_back({"inputs", pools.upload(*each)});
+            }
+        }
+        pools.host.fake.replay(graph, pools.host.stream);
+        for (uint32_t l = 0; l < pools.layers(); ++l) {
+            layer_tensors& of = tensors[l];
+            REQUIRE(kv_write(steps[1], l, &of.keys.on_host, &of.values.on_host) == KV_OK);
+            for (uint32_t head = 0; head < (l == 3 ? 2 : 1); ++head) {
+                kv_cuda_tables tables = KV_INIT(kv_cuda_tables);
+                tables.kv_head = head;
+                REQUIRE(kv_cuda_step_tables(steps[0], l, &tables) == KV_OK);
+                REQUIRE(tables.place == 0);
+            }
+            kv_attend_options options = KV_INIT(kv_attend_options);
+            options.log_sum_exp = of.log_sums.host.data();
+            REQUIRE(kv_attend(steps[1], l, &of.queries.on_host, &of.out.on_host, &options) ==
+                    KV_OK);
+            pools.expect(of.out, pools.bound_of(l));
+            pools.expect(of.log_sums, pools.bound_of(l));
+        }
+    }
+};
+
+/// A sequence with a prompt.
+twin_sequence start(round_pools& pools, uint32_t tokens, const kv_policy* policy = nullptr) {
+    twin_sequence made = pools.create(policy);
+    pools.step({{&made, tokens, tokens}}, true);
+    return made;
+}
+
+uint64_t parked_blocks(const kv_pool* pool) {
+    uint64_t parked = 0;
+    for (uint32_t c = 0; c < pool->store.blocks.class_count(); ++c) {
+        parked += pool->store.blocks.counters(c).parked;
+    }
+    return parked;
+}
+
+}  // namespace
+
+TEST_CASE("a captured decode step is replayed behind rounds that move what it reads") {
+    round_pools pools;
+    pools.give_statistics();
+    kv_policy policy = policy_of(KV_SCORER_TRIATTENTION);
+    policy.budget = 32;
+    policy.every = 3;
+    std::deque<twin_sequence> sequences;
+    for (uint32_t i = 0; i < 3; ++i) sequences.push_back(pools.create(i == 2 ? nullptr : &policy));
+    pools.step({{&sequences[0], 40, 40}, {&sequences[1], 61, 61}, {&sequences[2], 33, 33}});
+    decode_graph decode(pools);
+    for (uint32_t round = 0; round < 7; ++round) {
+        CAPTURE(round);
+        kv_step* steps[2];
+        const std::vector<twin_append> items = {
+            {&sequences[0], 1, 1}, {&sequences[1], 1, 1}, {&sequences[2], 1, 1}};
+        pools.begin(items, steps);
+        if (round == 0) decode.capture(steps[0]);
+        decode.replay(steps);
+        pools.end(items, steps);
+        pools.compare_reports();
+        pools.host.fake.run_all();
+        CHECK(pools.differences == 0);
+    }
+    CHECK(pools.rounds >= 4);
+    for (const twin_sequence& each : sequences) pools.compare(each);
+    CHECK(pools.differences == 0);
+}
+
+TEST_CASE("kv_compress outside of steps runs behind what was enqueued, and before what comes") {
+    round_pools pools;
+    pools.give_statistics();
+    twin_sequence sequence = start(pools, 90);
+    twin_sequence other = start(pools, 20);
+    kv_policy policy = policy_of(KV_SCORER_TRIATTENTION);
+    SUBCASE("the host's stream is blocked") {
+        pools.host.fake.block(pools.host.stream);
+        CHECK(pools.compress(sequence, &policy) == KV_OK);
+        const uint64_t parked = parked_blocks(pools.pools[0]);
+        CHECK(parked >= 10);
+        pools.host.fake.unblock(pools.host.stream);
+        pools.host.fake.run_all();
+        kv_step* step = nullptr;
+        REQUIRE(kv_step_begin(pools.pools[0], &step) == KV_OK);
+        CHECK(parked_blocks(pools.pools[0]) == 0);
+        REQUIRE(kv_step_cancel(step) == KV_OK);
+    }
+    SUBCASE("another sequence is in an open step, on whose stream it goes") {
+        kv_step* steps[2];
+        const std::vector<twin_append> items = {{&other, 1, 1}};
+        pools.begin(items, steps);
+        CHECK(pools.compress(sequence, &policy) == KV_OK);
+        for (kv_step* step : steps) REQUIRE(kv_step_cancel(step) == KV_OK);
+    }
+    SUBCASE(
+        "the sequence itself is: the round runs at the step's end, with all that was accepted") {
+        kv_step* steps[2];
+        const std::vector<twin_append> items = {{&sequence, 2, 1}};
+        pools.begin(items, steps);
+        CHECK(pools.compress(sequence, &policy) == KV_OK);
+        twin_tensor keys = pools.make_tensor(2, 2, 64);
+        pools.draw(keys);
+        pools.upload(keys)();
+        for (uint32_t l = 0; l < pools.layers(); ++l) pools.write(steps, l, keys, keys);
+        pools.end(items, steps);
+        pools.compare_reports();
+        CHECK(pools.reports[0].compactions == 1);
+    }
+    CHECK(pools.compress(sequence, &policy) == KV_OK);  // nothing is left to do
+    pools.step({{&sequence, 3, 3}, {&other, 1, 1}});
+    CHECK(pools.compress(sequence, &policy) == KV_OK);
+    pools.step({{&sequence, 1, 1}});
+    pools.compare(sequence);
+    pools.compare(other);
+    CHECK(pools.differences == 0);
+    CHECK(pools.rounds >= 2);
+    CHECK(pools.host.fake.synchronisations() == 0);
+}
+
+TEST_CASE("blocks that a fork reads stay as they are: survivors go to fresh ones, or it waits") {
+    round_pools pools;
+    pools.give_statistics();
+    twin_sequence parent = start(pools, 100);
+    twin_sequence child = pools.fork(parent);
+    kv_policy policy = policy_of(KV_SCORER_KEY_NORM);
+    policy.sinks = policy.recent = 0;
+    CHECK(pools.compress(child, &policy) == KV_OK);
+    pools.compare(parent);
+    pools.compare(child);
+    CHECK(pools.compress(parent, &policy) == KV_OK);  // alone now
+    pools.step({{&parent, 1, 1}, {&child, 2, 2}});
+    twin_sequence third = pools.fork(child);  // with a tail that a round has placed
+    pools.step({{&child, 1, 1}, {&third, 2, 2}});
+    for (const twin_sequence* each : {&parent, &child, &third}) pools.compare(*each);
+
+    // No block is left for copies.
+    twin_sequence fork = pools.fork(third);
+    for (kv_pool* pool : pools.pools) {
+        kv_step* step = nullptr;
+        REQUIRE(kv_step_begin(pool, &step) == KV_OK);  // what the device is done with is free
+        REQUIRE(kv_step_cancel(step) == KV_OK);
+        for (uint32_t c = 0; c < pool->store.blocks.class_count(); ++c) {
+            while (pool->store.blocks.allocate(c) != no_block) {
+            }
+        }
+    }
+    policy.budget = 20;
+    CHECK(pools.compress(fork, &policy) == KV_AGAIN);
+    pools.host.fake.run_all();
+    for (const twin_sequence* each : {&third, &fork}) {
+        pools.compare_stored(*each);
+        pools.compare_positions(*each);
+    }
+    CHECK(pools.differences == 0);
+}
+
+TEST_CASE("what the host cannot know of positions is refused, not guessed") {
+    round_pools pools;
+    pools.give_statistics();
+    twin_sequence sequence = start(pools, 90);
+    kv_policy policy = policy_of(KV_SCORER_TRIATTENTION);
+    uint32_t positions[128];
+    uint64_t count = 0;
+    SUBCASE("positions after a round by scores") {
+        REQUIRE(pools.compress(sequence, &policy) == KV_OK);
+        CHECK(kv_seq_get_positions(pools.pools[0], sequence.of[0], 0, 0, 0, nullptr, &count) ==
+              KV_OK);
+        CHECK(count == 48);
+        CHECK(kv_seq_get_positions(pools.pools[0], sequence.of[0], 0, 0, 128, positions, &count) ==
+              KV_UNSUPPORTED);
+        CHECK(message_has("read back"));
+        CHECK(kv_seq_get_positions(pools.pools[0], sequence.of[0], 2, 0, 128, positions, &count) ==
+              KV_OK);  // a window's are the host's
+        pools.host.fake.run_all();
+        kv_step* step = nullptr;
+        REQUIRE(kv_step_begin(pools.pools[0], &step) == KV_OK);
+        REQUIRE(kv_cuda_step_use_stream(step, as_stream(pools.host.stream)) == KV_OK);
+        REQUIRE(kv_seq_append(step, sequence.of[0], nullptr, 1, nullptr) == KV_OK);
+        REQUIRE(kv_step_reserve(step, nullptr) == KV_OK);
+        kv_tables tables = KV_INIT(kv_tables);
+        CHECK(kv_step_export(step, 0, &tables) == KV_OK);
+        std::vector<int32_t> slot_positions(tables.slot_positions_count);
+        tables.slot_positions = slot_positions.data();
+        tables.slot_positions_capacity = slot_positions.size();
+        CHECK(kv_step_export(step, 0, &tables) == KV_UNSUPPORTED);
+        CHECK(message_has("slot_positions"));
+        REQUIRE(kv_step_cancel(step) == KV_OK);
+    }
+    SUBCASE("positions after STREAMING are known") {
+        policy = policy_of(KV_SCORER_STREAMING);
+        REQUIRE(pools.compress(sequence, &policy) == KV_OK);
+        REQUIRE(kv_seq_get_positions(pools.pools[0], sequence.of[0], 0, 1, 128, positions,
+                                     &count) == KV_OK);
+        uint32_t expected[128];
+        REQUIRE(kv_seq_get_positions(pools.pools[1], sequence.of[1], 0, 1, 128, expected, &count) ==
+                KV_OK);
+        CHECK(std::equal(positions, positions + count, expected));
+        for (uint32_t i = 0; i < 2; ++i) {
+            CHECK(kv_seq_truncate(pools.pools[i], sequence.of[i], 60) == KV_NO_SNAPSHOT);
+        }
+        pools.truncate(sequence, 3);  // of which nothing was removed
+        pools.step({{&sequence, 40, 40}});
+        pools.compare(sequence);
+    }
+    SUBCASE("going back to among survivors") {
+        REQUIRE(pools.compress(sequence, &policy) == KV_OK);
+        pools.step({{&sequence, 4, 4}}, true);
+        pools.truncate(sequence, 91);
+        CHECK(kv_seq_truncate(pools.pools[0], sequence.of[0], 50) == KV_NO_SNAPSHOT);
+        CHECK(message_has("only the device knows"));
+        CHECK(kv_seq_truncate(pools.pools[1], sequence.of[1], 50) == KV_NO_SNAPSHOT);
+        pools.compare(sequence);
+    }
+    SUBCASE("guards that reach further back than those of the round before") {
+        REQUIRE(pools.compress(sequence, &policy) == KV_OK);
+        policy.recent = 30;
+        policy.budget = 40;  // holds them, however many there are
+        CHECK(pools.compress(sequence, &policy) == KV_OK);
+        policy.recent = 60;
+        policy.budget = 20;
+        kv_compress_options options = KV_INIT(kv_compress_options);
+        options.policy = &policy;
+        CHECK(kv_compress(pools.pools[0], sequence.of[0], &options, nullptr) == KV_UNSUPPORTED);
+        CHECK(message_has("only the device knows"));
+        pools.compare(sequence);
+    }
+    CHECK(pools.differences == 0);
+}
+
+TEST_CASE("what rounds on the device do not do is refused with the policy, by name") {
+    round_pools pools;
+    twin_sequence sequence = pools.create();
+    kv_policy policy = policy_of(KV_SCORER_TRIATTENTION);
+    const char* name = nullptr;
+    SUBCASE("scorers") {
+        policy.scorer = KV_SCORER_LAGKV;
+        name = "LAGKV";
+    }
+    SUBCASE("statistics that kv_attend gathers") {
+        policy.flags = KV_POLICY_STATISTICS_ONLINE;
+        name = "STATISTICS_ONLINE";
+    }
+    SUBCASE("allocators by scores") {
+        policy.allocator = KV_ALLOCATE_THRESHOLD;
+        name = "THRESHOLD";
+    }
+    SUBCASE("reserves") {
+        policy.value_reserve = 4;
+        name = "value_reserve";
+    }
+    SUBCASE("quotas") {
+        policy.prompt_tokens = 10;
+        policy.segments = policy.segment_quota = 2;
+        name = "segment_quota";
+    }
+    CHECK(kv_seq_set_policy(pools.pools[0], sequence.of[0], &policy) == KV_UNSUPPORTED);
+    CHECK(message_has(name));
+    CHECK(message_has("KV_DEVICE_CUDA"));
+}
+
+TEST_CASE("without statistics a round of TRIATTENTION says so, and takes nothing") {
+    round_pools pools;
+    twin_sequence sequence = start(pools, 60);
+    kv_policy policy = policy_of(KV_SCORER_TRIATTENTION);
+    CHECK(pools.compress(sequence, &policy) == KV_OK);
+    CHECK(pools.rounds == 0);
+    pools.give_statistics();
+    pools.host.fake.run_all();  // they go up like tables
+    CHECK(pools.compress(sequence, &policy) == KV_OK);
+    CHECK(pools.rounds == 1);
+    pools.compare(sequence);
+    CHECK(pools.differences == 0);
+}
+
+TEST_CASE(
+    "launches that fail leave lanes whole: those behind are moved, the others are as before") {
+    round_pools pools;
+    pools.give_statistics();
+    twin_sequence sequence = start(pools, 90);
+    twin_sequence other = pools.fork(sequence);
+    pools.host.fake.run_all();
+    kv_policy policy = policy_of(KV_SCORER_KEY_NORM);
+    kv_compress_options options = KV_INIT(kv_compress_options);
+    options.policy = &policy;
+    // Four launches for each of three kinds of lanes, the table's upload apart.
+    for (const uint32_t launches : {0u, 5u, 7u}) {
+        CAPTURE(launches);
+        pools.host.fake.inject("cuLaunchKernel", error_out_of_memory, launches);
+        CHECK(kv_compress(pools.pools[0], sequence.of[0], &options, nullptr) == KV_NO_MEMORY);
+        CHECK(kv_pool_check(pools.pools[0]) == KV_OK);
+        pools.host.fake.run_all();
+    }
+    CHECK(kv_compress(pools.pools[0], sequence.of[0], &options, nullptr) == KV_OK);
+    CHECK(kv_compress(pools.pools[1], sequence.of[1], &options, nullptr) == KV_OK);
+    pools.compare(sequence);
+    pools.compare(other);
+    CHECK(pools.differences == 0);
+}
+
+TEST_CASE("what a wrong round would do is found by the comparison with the CPU pool") {
+    round_pools pools;
+    pools.give_statistics();
+    uint32_t number = 0;
+    SUBCASE("guards of another position") {
+        pools.faults.guard = [&](kernels::guard_parameters& call) {
+            ++number;
+            ++call.tables;
+        };
+    }
+    SUBCASE("another head's means") {
+        pools.faults.score = [&](kernels::triattention_parameters& call) {
+            if (++number == 2) ++call.mean_real;
+        };
+    }
+    SUBCASE("survivors of the next head") {
+        pools.faults.compact = [&](kernels::compact_parameters& call) {
+            if (++number == 1) call.survivor_stride = 0;
+        };
+    }
+    SUBCASE("positions stay behind") {
+        pools.faults.compact = [&](kernels::compact_parameters& call) {
+            if (++number == 4) call.positions.base = nullptr;
+        };
+    }
+    drive(pools, policy_of(KV_SCORER_TRIATTENTION), 6);
+    CHECK(number != 0);
+    CHECK(pools.differences + pools.host.fake.violations.size() != 0);
+    pools.host.fake.violations.clear();
+}
