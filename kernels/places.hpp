@@ -31,6 +31,7 @@ struct place_parameters {
     uint32_t kv_heads = 0;
     uint32_t most_slots = 0;  ///< of a lane
     bool draws = false;       ///< RANDOM
+    bool one_draw = false;    ///< for all heads of a lane
 };
 
 /// Both halves of a product of 128 bits, one over the other.
@@ -74,8 +75,9 @@ KVRT_DEVICE void score_places(const place_parameters& call) {
         call.scores + Cx::template load_constant<uint64_t>(&lane.scores) + head * call.stride;
     const uint64_t seed = Cx::template load_constant<uint64_t>(&lane.seed);
     const uint64_t round = Cx::template load_constant<uint64_t>(&lane.round);
-    const uint64_t of_head = uint64_t{Cx::template load_constant<uint32_t>(&lane.layer)} << 32 |
-                             (Cx::template load_constant<uint32_t>(&lane.first_head) + head);
+    const uint64_t of_head =
+        uint64_t{Cx::template load_constant<uint32_t>(&lane.layer)} << 32 |
+        (Cx::template load_constant<uint32_t>(&lane.first_head) + (call.one_draw ? 0 : head));
     for (uint32_t i = Cx::thread(); i < score_stretch && first + i < positions.slots;
          i += score_threads) {
         const uint32_t slot = first + i;

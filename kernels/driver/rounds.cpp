@@ -22,12 +22,13 @@ constexpr uint64_t least_staging = uint64_t{64} << 10;
 constexpr uint64_t most_staging = uint64_t{8} << 20;
 constexpr uint64_t batch_alignment = 16;  ///< of an array in a batch
 constexpr uint64_t row_alignment = 64;    ///< slots
-constexpr uint32_t most_arrays = 8;       ///< of a share, beside those of its lanes
+constexpr uint32_t most_arrays = 10;      ///< of a share, beside those of its lanes
 
 /// What a lane adds to a batch, at most.
 constexpr uint64_t lane_bytes(uint64_t blocks, uint64_t pinned, uint64_t phases, uint64_t heads) {
     const uint64_t lists = sizeof(guard_lane) + sizeof(place_lane) + sizeof(compact_lane) +
-                           heads * (sizeof(normalise_head) + sizeof(select_set));
+                           sizeof(score_join) +
+                           heads * (sizeof(normalise_head) + sizeof(select_set) + sizeof(uint64_t));
     return lists + 2 * blocks * sizeof(uint32_t) + pinned * sizeof(position_range) +
            phases * sizeof(double) + (most_arrays + 4) * batch_alignment;
 }
@@ -35,7 +36,14 @@ static_assert(sizeof(score_lane) <= sizeof(place_lane));
 
 bool same_rows(const kvrt_round_lane& a, const kvrt_round_lane& b) {
     return a.kind == b.kind && a.scores.scorer == b.scores.scorer &&
-           a.scores.variants == b.scores.variants;
+           a.scores.variants == b.scores.variants && (a.set == 0) == (b.set == 0);
+}
+
+/// Lanes that share survivors with the first of `left`: itself, and some behind it.
+uint32_t lanes_of_set(const kvrt_round_lane* lanes, uint32_t left) {
+    uint32_t count = 1;
+    while (lanes->set != 0 && count < left && lanes[count].set == lanes->set) ++count;
+    return count;
 }
 
 uint32_t rows_of(const kvrt_round_scores& scores) {
@@ -63,6 +71,7 @@ round_runner::round_runner()
     : candidates_{"kvrt_find_candidates"},
       places_{"kvrt_score_places"},
       normalise_{"kvrt_normalise_and_reduce"},
+      join_{"kvrt_join_rows"},
       select_{"kvrt_select_survivors"},
       compact_{"kvrt_compact_lanes"},
       readers_{KVRT_READER("f32", coding::plain, number::f32),
@@ -100,7 +109,8 @@ status round_runner::create(device_context& device, kernel_functions& functions,
     functions_ = &functions;
     const current_context here(device);
     KVRT_TRY(here.state());
-    for (kernel_function* each : {&candidates_, &places_, &normalise_, &select_, &compact_}) {
+    for (kernel_function* each :
+         {&candidates_, &places_, &normalise_, &join_, &select_, &compact_}) {
         KVRT_TRY(functions.find(*each));
     }
     for (key_functions& each : readers_) {
@@ -172,15 +182,18 @@ round_runner::share round_runner::next_share(const kvrt_round& round, uint32_t f
     made.lanes = round.lanes + first;
     made.kv_heads = made.lanes->lane->kv_heads;
     made.rows = rows_of(made.lanes->scores);
-    for (; first + made.count < round.count; ++made.count) {
+    made.shares_sets = made.lanes->set != 0;
+    while (first + made.count < round.count) {
         const kvrt_round_lane& next = made.lanes[made.count];
+        const uint32_t more = lanes_of_set(&next, round.count - first - made.count);
         const uint32_t slots = std::max(made.most_slots, next.slots);
         const uint64_t stride = round_up<uint64_t>(slots, row_alignment);
-        const uint64_t heads = uint64_t{made.count + 1} * made.kv_heads;
+        const uint64_t heads = uint64_t{made.count + more} * made.kv_heads;
         if (made.count != 0 && (!same_rows(*made.lanes, next) ||
                                 workspace_bytes(heads, made.rows, stride) > workspace_bytes_)) {
             break;
         }
+        made.count += more;
         made.most_slots = slots;
         made.stride = stride;
     }
@@ -195,13 +208,19 @@ type* round_runner::append(uint64_t count, uint64_t& at) {
 }
 
 /// Tables and pinned ranges lie behind each other; places in them count from the batch's begin.
-round_runner::places round_runner::pack(const share& mine) {
+round_runner::places round_runner::pack(share& mine) {
     places at;
+    uint64_t members_at = 0;
+    uint32_t leader = 0;  // of a set: whose survivors are all lanes'
+    mine.sets = 0;
     auto* const guards = append<guard_lane>(mine.count, at.guards);
     auto* const score_lanes = append<place_lane>(mine.count, at.scores);
     auto* const heads = append<normalise_head>(mine.heads(), at.heads);
     auto* const sets = append<select_set>(mine.heads(), at.sets);
     auto* const moves = append<compact_lane>(mine.count, at.moves);
+    const uint32_t joined = mine.shares_sets ? mine.heads() : 0;
+    auto* const members = append<uint64_t>(joined, members_at);
+    auto* const joins = append<score_join>(mine.shares_sets ? mine.count : 0, at.joins);
     for (uint32_t i = 0; i < mine.count; ++i) {
         const kvrt_round_lane& from = mine.lanes[i];
         const kvrt_round_scores& scored = from.scores;
@@ -224,7 +243,7 @@ round_runner::places round_runner::pack(const share& mine) {
                         append<double>(scored.phase_count, phases_at_));
         }
         const uint64_t row = uint64_t{i} * mine.kv_heads * mine.rows * mine.stride;
-        const uint64_t survivors = uint64_t{i} * mine.kv_heads * mine.stride;
+        uint64_t survivors = uint64_t{i} * mine.kv_heads * mine.stride;
         guards[i] = {source / sizeof(uint32_t),
                      pinned / sizeof(position_range),
                      rules.next_position,
@@ -250,12 +269,22 @@ round_runner::places round_runner::pack(const share& mine) {
                               from.slots,
                               from.explicit_slots};
         }
+        const bool leads = i == 0 || !mine.shares_sets || from.set != mine.lanes[i - 1].set;
+        if (leads) leader = i;
         for (uint32_t h = 0; h < mine.kv_heads; ++h) {
             const uint32_t head = i * mine.kv_heads + h;
             const uint64_t of_head = row + h * mine.rows * mine.stride;
             heads[head] = {of_head, of_head, head};
-            sets[head] = {of_head, survivors + h * mine.stride, head, from.slots, from.keep};
+            if (mine.shares_sets) members[head] = of_head;
+            if (mine.shares_sets && (!leads || h != 0)) continue;
+            if (mine.shares_sets) {
+                const uint32_t lanes = lanes_of_set(&from, mine.count - i);
+                joins[mine.sets] = {of_head, members_at / sizeof(uint64_t) + head, head,
+                                    lanes * mine.kv_heads, 0};
+            }
+            sets[mine.sets++] = {of_head, survivors + h * mine.stride, head, from.slots, from.keep};
         }
+        if (mine.shares_sets) survivors = uint64_t{leader} * mine.kv_heads * mine.stride;
         moves[i] = {source / sizeof(uint32_t),
                     target / sizeof(uint32_t),
                     survivors,
@@ -285,6 +314,7 @@ status round_runner::launch_scores(stream_handle stream, const kvrt_round& round
         call.kv_heads = mine.kv_heads;
         call.most_slots = mine.most_slots;
         call.draws = scored.scorer == KV_SCORER_RANDOM;
+        call.one_draw = mine.shares_sets;
         return functions_->launch(places_, blocks, score_threads, 0, stream, &call);
     }
     key_functions* const reader = reader_of(mine.place.keys);
@@ -340,13 +370,24 @@ status round_runner::launch_scores(stream_handle stream, const kvrt_round& round
 
 /// Survivors, and their way to the front.
 status round_runner::launch_rest(stream_handle stream, const share& mine, const places& at) {
+    if (mine.shares_sets) {
+        join_parameters join;
+        join.scores = scores();
+        join.guarded = guarded(mine);
+        join.joins = on_device<score_join>(at.joins);
+        join.members = on_device<uint64_t>(0);
+        join.count = mine.sets;
+        join.most_slots = mine.most_slots;
+        KVRT_TRY(functions_->launch(join_, join_blocks(mine.sets, mine.most_slots),
+                                    normalise_threads, 0, stream, &join));
+    }
     uint32_t* const survivors = reinterpret_cast<uint32_t*>(scores() + mine.survivors_at());
     select_parameters select;
     select.scores = scores();
     select.survivors = survivors;
     select.guarded = guarded(mine);
     select.sets = on_device<select_set>(at.sets);
-    select.count = mine.heads();
+    select.count = mine.sets;
     KVRT_TRY(functions_->launch(select_, select.count, select_threads, select_shared_bytes, stream,
                                 &select));
     const kvrt_lane& lane = *mine.lanes->lane;
@@ -357,7 +398,7 @@ status round_runner::launch_rest(stream_handle stream, const share& mine, const 
     compact.lanes = on_device<compact_lane>(at.moves);
     compact.tables = on_device<uint32_t>(0);
     compact.survivors = survivors;
-    compact.survivor_stride = mine.stride;
+    compact.survivor_stride = mine.shares_sets ? 0 : mine.stride;
     compact.count = mine.count;
     return functions_->launch(compact_, compact_blocks(mine.count, mine.kv_heads), compact_threads,
                               compact_shared_bytes, stream, &compact);

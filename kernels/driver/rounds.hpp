@@ -45,6 +45,8 @@ class round_runner {
         uint32_t most_slots = 0;
         uint32_t kv_heads = 0;
         uint32_t rows = 1;  ///< of scores, of a KV head
+        uint32_t sets = 0;  ///< of survivors
+        bool shares_sets = false;
         uint64_t stride = 0;
         kernels::block_place place;
 
@@ -53,7 +55,7 @@ class round_runner {
     };
     /// Places in the batch, in bytes.
     struct places {
-        uint64_t guards, scores, heads, sets, moves;
+        uint64_t guards, scores, heads, sets, joins, moves;
     };
 
     key_functions* reader_of(const kernels::operand_place& keys);
@@ -61,7 +63,7 @@ class round_runner {
     uint64_t workspace_bytes(uint64_t heads, uint64_t rows, uint64_t stride) const;
     share next_share(const kvrt_round& round, uint32_t first) const;
     status run_share(stream_handle stream, const kvrt_round& round, share& mine);
-    places pack(const share& mine);
+    places pack(share& mine);
     status launch_scores(stream_handle stream, const kvrt_round& round, share& mine,
                          const places& at);
     status launch_rest(stream_handle stream, const share& mine, const places& at);
@@ -85,7 +87,7 @@ class round_runner {
     uint64_t used_ = 0;               ///< of the open batch
     const double* phases_ = nullptr;  ///< the last that went into it, and where
     uint64_t phases_at_ = 0;
-    kernel_function candidates_, places_, normalise_, select_, compact_;
+    kernel_function candidates_, places_, normalise_, join_, select_, compact_;
     key_functions readers_[8];
 };
 

@@ -149,6 +149,9 @@ typedef struct kvrt_round_lane {
     const uint32_t* target_table; /* [blocks of `keep`]; may be the same */
     uint32_t slots, explicit_slots, keep;
     uint32_t kind; /* lanes of one kind are stored and scored alike but for the constants above */
+    /* 0: each head has survivors of its own. Else lanes with one number, side by side, have one set
+     * for all their heads, and hold the same tokens. */
+    uint64_t set;
 } kvrt_round_lane;
 
 /* Lanes of one kind side by side. */

@@ -180,6 +180,26 @@ bool list_positions(const retained_spans& retained, uint64_t capacity, uint32_t*
     return true;
 }
 
+bool surely_same(const retained_spans& a, const retained_spans& b) {
+    if (a.slots != b.slots || a.next_position != b.next_position) return false;
+    const bool placed = a.explicit_slots != 0 && b.explicit_slots != 0;
+    if (placed && a.placed.set != 0 && a.placed.set == b.placed.set) return true;
+    // Else where positions are known: full spans, and neither's cut elsewhere.
+    if (!list_positions(a, 0, nullptr) || !list_positions(b, 0, nullptr)) return false;
+    uint32_t i = 0, j = 0;
+    uint64_t first_a = 0, first_b = 0;
+    while (i < a.count() && j < b.count()) {
+        const position_span in_a = a.at(i), in_b = b.at(j);
+        first_a = std::max<uint64_t>(first_a, in_a.first);
+        first_b = std::max<uint64_t>(first_b, in_b.first);
+        if (first_a != first_b) return false;
+        first_a = first_b = std::min(in_a.end, in_b.end);
+        if (first_a == in_a.end) ++i;
+        if (first_b == in_b.end) ++j;
+    }
+    return i == a.count() && j == b.count();
+}
+
 position_spans spans_after_round(const retained_spans& before, const held_range* held,
                                  uint32_t held_count, uint32_t keep, bool keeps_newest) {
     cut_spans spans = cut(before, held, held_count);

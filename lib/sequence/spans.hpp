@@ -34,6 +34,8 @@ struct position_spans {
     static constexpr uint32_t capacity = 16;
     std::array<position_span, capacity> span = {};
     uint32_t count = 0;
+    /// Lanes with one number that is not 0 retain the same tokens, in all their heads.
+    uint64_t set = 0;
 };
 
 /// The same, with the consecutive slots behind.
@@ -55,6 +57,9 @@ slot_count count_between(const retained_spans& retained, uint64_t first, uint64_
 /// Positions of all slots, ascending: writes up to `capacity` of them. False, and nothing is
 /// written, where only the device knows them.
 bool list_positions(const retained_spans& retained, uint64_t capacity, uint32_t* positions);
+
+/// Whether all heads of two lanes retain the same tokens for sure; `a` may be `b`.
+bool surely_same(const retained_spans& a, const retained_spans& b);
 
 /// [first, end), ascending and disjoint: what guards hold.
 struct held_range {

@@ -129,9 +129,9 @@ status device_rounds::prepare(step_context& context) {
     memory.most_rounds = most_rounds;
     memory.phases = phase_stride;
     for (const lane_geometry& lane : model.lanes) {
-        memory.most_heads = std::max(memory.most_heads, lane.kv_heads);
-        memory.most_rows =
-            std::max(memory.most_rows, lane.kv_heads * model.layers[lane.layer].group());
+        // All heads of a layer may share a set.
+        memory.most_heads = std::max(memory.most_heads, model.layers[lane.layer].kv_heads);
+        memory.most_rows = std::max(memory.most_rows, model.layers[lane.layer].query_heads);
         if (!lane.evictable) continue;
         memory.position_words[lane.class_index] =
             store.blocks.blocks_in_class(lane.class_index) *
@@ -197,9 +197,9 @@ status check_policy_on_device(step_context& context, const kv_policy& policy) {
     if ((policy.flags & KV_POLICY_STATISTICS_ONLINE) != 0) return refuse("STATISTICS_ONLINE");
     if (policy.allocator == KV_ALLOCATE_ADAPTIVE) return refuse("allocator ADAPTIVE");
     if (policy.allocator == KV_ALLOCATE_THRESHOLD) return refuse("allocator THRESHOLD");
-    if (resolved_selection(policy) != KV_SELECT_PER_LAYER_PER_HEAD) {
-        return refuse("a selection that heads or layers share");
-    }
+    const uint32_t selection = resolved_selection(policy);
+    if (selection == KV_SELECT_UNION) return refuse("selection UNION");
+    if (selection == KV_SELECT_PER_HEAD) return refuse("selection PER_HEAD");
     if (policy.value_reserve != 0) return refuse("value_reserve");
     if (policy.segments != 0 && policy.segment_quota != 0) return refuse("segment_quota");
     for (uint32_t i = 0; i < store.model.lanes.size(); ++i) {
@@ -208,7 +208,15 @@ status check_policy_on_device(step_context& context, const kv_policy& policy) {
         if (lane.seals) return refuse("a layer whose blocks are sealed");
         KVRT_TRY(store.device.check_round(context.verbs.lanes[i], policy.scorer));
     }
-    return context.rounds.prepare(context);
+    KVRT_TRY(context.rounds.prepare(context));
+    for (const layer_geometry& layer : store.model.layers) {
+        if (selection != KV_SELECT_PER_LAYER || !layer.stores) continue;
+        for (uint32_t lane = layer.first_lane; lane < layer.end_lane(); ++lane) {
+            if (context.rounds.kind_of[lane] == context.rounds.kind_of[layer.first_lane]) continue;
+            return refuse("selection PER_LAYER over lanes by head with scales of their own");
+        }
+    }
+    return KV_OK;
 }
 
 }  // namespace kvrt

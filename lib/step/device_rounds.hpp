@@ -38,6 +38,7 @@ struct device_rounds {
     uint32_t most_rounds = 0;    ///< at once
     uint32_t kinds = 0;          ///< of lanes that are stored and scored alike
     uint64_t phase_stride = 0;
+    uint64_t sets = 0;                    ///< numbered so far, as position_spans::set
     host_array<uint32_t> kind_of;         ///< [lanes]
     host_array<uint64_t> first_phase;     ///< [layers]: those of layers that rotate alike are one
     host_array<pending_round> pending;    ///< [most_rounds]

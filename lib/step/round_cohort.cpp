@@ -50,6 +50,27 @@ status check_counts(const round_plan& plan) {
     return KV_OK;
 }
 
+/// Heads of a layer that share a set need the same tokens.
+status check_layer_sets(const round_plan& plan) {
+    if (plan.selection != KV_SELECT_PER_LAYER) return KV_OK;
+    for (const layer_geometry& layer : plan.store.model.layers) {
+        if (!plan.any_chosen(layer)) continue;
+        const uint32_t first = layer.first_lane;
+        const bool one_head = layer.kv_heads == 1;
+        for (uint32_t lane = first; lane < layer.end_lane() && !one_head; ++lane) {
+            if (plan.chosen(lane) && surely_same(retained_of(plan.store, plan.owner, first),
+                                                 retained_of(plan.store, plan.owner, lane))) {
+                continue;
+            }
+            return fail(KV_INVALID,
+                        "policy: heads of layer {} may retain different tokens: a selection common "
+                        "to them needs the same in all, so keep to one selection per sequence",
+                        plan.store.model.lanes[first].layer);
+        }
+    }
+    return KV_OK;
+}
+
 bool has_means(const round_plan& plan) {
     if (!find_scorer(plan.policy.scorer)->query_statistics) return true;
     for (const lane_geometry& lane : plan.store.model.lanes) {
@@ -90,7 +111,9 @@ bool round_cohort::plan(sequence& owner, const kv_policy& policy, bool& copies) 
     begin_round(plan, round.report);
     status verdict = check_counts(plan);
     bool runs = false;
-    if (verdict == KV_OK && !choose_lanes(plan)) {
+    const bool any = verdict == KV_OK && choose_lanes(plan);
+    if (any) verdict = check_layer_sets(plan);
+    if (verdict == KV_OK && !any) {
         find_nothing(plan, round.report);
     } else if (verdict == KV_OK && !has_means(plan)) {
         round.report.outcome = KV_COMPRESS_NO_STATISTICS;
@@ -216,6 +239,9 @@ void round_cohort::plan_lane(const round_plan& plan, uint32_t lane, const double
     made.explicit_slots = state.explicit_slots;
     made.keep = plan.keep(lane);
     made.kind = rounds_.kind_of[lane];
+    if (plan.selection == KV_SELECT_PER_LAYER) {
+        made.set = uint64_t{count_} * store.model.layers.size() + geometry.layer + 1;
+    }
     kvrt_round_scores& scores = made.scores;
     scores.scorer = plan.policy.scorer;
     scores.variants = 1;
@@ -338,14 +364,16 @@ void round_cohort::move_lanes(const round_plan& plan, compaction_report& report)
         if (!plan.any_chosen(layer)) continue;
         note_history(plan, layer, report);
         ++report.layers;
+        const uint64_t set = plan.selection == KV_SELECT_PER_LAYER ? ++rounds_.sets : 0;
         for (uint32_t lane = layer.first_lane; lane < layer.end_lane(); ++lane) {
             if (!plan.chosen(lane)) continue;
             const lane_move& move = begin_move(plan, lane);
             if (copied) std::copy_n(targets_of(lane), move.kept_blocks, move.target);
-            const position_spans after =
+            position_spans after =
                 spans_after_round(retained_of(store, plan.owner, lane), held.begin(), held.count,
                                   plan.keep(lane), newest);
             replace_table(plan, lane, report);
+            after.set = set;
             spans_of(store, plan.owner, lane) = after;
         }
     }

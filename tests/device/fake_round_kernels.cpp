@@ -39,6 +39,7 @@ void add_round_kernels(fake_driver& fake, const kernel_faults& faults) {
     add<place_parameters>(fake, "kvrt_score_places", score_places<fake_context>);
     add<normalise_parameters>(fake, "kvrt_normalise_and_reduce",
                               normalise_and_reduce<fake_context>);
+    add<join_parameters>(fake, "kvrt_join_rows", join_rows<fake_context>);
     add<select_parameters>(fake, "kvrt_select_survivors", select_survivors<fake_context>,
                            changing(faults.select));
     add<compact_parameters>(fake, "kvrt_compact_lanes", compact_lanes<fake_context>,

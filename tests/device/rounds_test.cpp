@@ -192,6 +192,14 @@ TEST_CASE("rounds on the device keep what those on the CPU keep, and return the 
         policy.skip_layers = 1;
     }
     SUBCASE("TRIATTENTION") { policy = policy_of(KV_SCORER_TRIATTENTION); }
+    SUBCASE("TRIATTENTION, one set for the heads of a layer") {
+        policy = policy_of(KV_SCORER_TRIATTENTION);
+        policy.selection = KV_SELECT_PER_LAYER;
+    }
+    SUBCASE("RANDOM, one set for the heads of a layer") {
+        policy = policy_of(KV_SCORER_RANDOM);
+        policy.selection = KV_SELECT_PER_LAYER;
+    }
     SUBCASE("TRIATTENTION, the greatest over offsets, in a pyramid, the prompt on top") {
         policy = policy_of(KV_SCORER_TRIATTENTION);
         policy.flags = KV_POLICY_OFFSETS_MAX | KV_POLICY_PROTECT_PROMPT | KV_POLICY_PROMPT_ON_TOP;
@@ -474,6 +482,34 @@ TEST_CASE("what the host cannot know of positions is refused, not guessed") {
     CHECK(pools.differences == 0);
 }
 
+TEST_CASE("heads that retain different tokens have no set in common") {
+    round_pools pools;
+    pools.give_statistics();
+    twin_sequence sequence = start(pools, 90);
+    kv_policy policy = policy_of(KV_SCORER_STREAMING);
+    CHECK(pools.compress(sequence, &policy) == KV_OK);  // the same in all, and known
+    policy = policy_of(KV_SCORER_TRIATTENTION);
+    policy.selection = KV_SELECT_PER_LAYER;
+    policy.budget = 40;
+    CHECK(pools.compress(sequence, &policy) == KV_OK);
+    pools.step({{&sequence, 5, 5}});
+    CHECK(pools.compress(sequence, &policy) == KV_OK);  // by the set before
+    twin_sequence fork = pools.fork(sequence);
+    policy.budget = 30;
+    CHECK(pools.compress(fork, &policy) == KV_OK);
+    CHECK(pools.rounds == 4);
+    policy.selection = KV_SELECT_PER_LAYER_PER_HEAD;
+    policy.budget = 25;
+    CHECK(pools.compress(sequence, &policy) == KV_OK);
+    policy.selection = KV_SELECT_PER_LAYER;
+    policy.budget = 20;
+    CHECK(pools.compress(sequence, &policy) == KV_INVALID);
+    CHECK(pools.compress(fork, &policy) == KV_OK);
+    pools.compare(sequence);
+    pools.compare(fork);
+    CHECK(pools.differences == 0);
+}
+
 TEST_CASE("what rounds on the device do not do is refused with the policy, by name") {
     round_pools pools;
     twin_sequence sequence = pools.create();
@@ -490,6 +526,10 @@ TEST_CASE("what rounds on the device do not do is refused with the policy, by na
     SUBCASE("allocators by scores") {
         policy.allocator = KV_ALLOCATE_THRESHOLD;
         name = "THRESHOLD";
+    }
+    SUBCASE("sets common to layers") {
+        policy.selection = KV_SELECT_UNION;
+        name = "UNION";
     }
     SUBCASE("reserves") {
         policy.value_reserve = 4;

@@ -49,7 +49,7 @@ struct placed_lanes {
     kvrt::position_store store() {
         return {stored.data(), numbering, heads * block_tokens, block_tokens};
     }
-    void expect(uint32_t i, uint32_t head, bool draws, float* scores) {
+    void expect(uint32_t i, uint32_t head, bool draws, bool one_draw, float* scores) {
         kvrt::slot_positions at;
         at.store.open = store();
         at.blocks = tables.data() + lanes[i].table;
@@ -60,9 +60,9 @@ struct placed_lanes {
         kvrt::slot_ranges all;
         all.range[all.count++] = {0, slots[i]};
         if (!draws) return kvrt::score_streaming(all, scores);
-        kvrt::score_random(
-            {lanes[i].seed, lanes[i].round, lanes[i].layer, lanes[i].first_head + head}, at, all,
-            scores);
+        const uint32_t drawn_for = lanes[i].first_head + (one_draw ? 0 : head);
+        kvrt::score_random({lanes[i].seed, lanes[i].round, lanes[i].layer, drawn_for}, at, all,
+                           scores);
     }
 };
 
@@ -72,8 +72,9 @@ TEST_CASE("scores by place have the bits of the CPU's: slots, and draws by posit
     placed_lanes of;
     const device_array<uint32_t> tables(of.tables), stored(of.stored);
     const device_array<kernels::place_lane> lanes(of.lanes);
-    for (const bool draws : {false, true}) {
-        CAPTURE(draws);
+    for (const uint32_t mode : {0u, 1u, 2u}) {
+        CAPTURE(mode);
+        const bool draws = mode != 0, one_draw = mode == 2;
         device_array<float> scores(2 * heads * stride);
         kernels::place_parameters call;
         call.positions = kernels::describe(of.store(), const_cast<uint32_t*>(stored.data()));
@@ -85,6 +86,7 @@ TEST_CASE("scores by place have the bits of the CPU's: slots, and draws by posit
         call.kv_heads = heads;
         call.most_slots = 1070;
         call.draws = draws;
+        call.one_draw = one_draw;
         for (const thread_order order : tested_orders) {
             const launch_report report =
                 launch({.blocks = kernels::score_blocks(call.count, heads, call.most_slots),
@@ -97,13 +99,13 @@ TEST_CASE("scores by place have the bits of the CPU's: slots, and draws by posit
         for (uint32_t i = 0; i < 2; ++i) {
             for (uint32_t head = 0; head < heads; ++head) {
                 std::vector<float> expected(of.slots[i]);
-                of.expect(i, head, draws, expected.data());
+                of.expect(i, head, draws, one_draw, expected.data());
                 const float* const row = found.data() + of.lanes[i].scores + head * stride;
                 CHECK(std::memcmp(row, expected.data(), expected.size() * sizeof(float)) == 0);
                 CHECK(std::isnan(row[of.slots[i]]));  // nothing behind the last slot
             }
         }
-        // Another seed draws others.
-        if (draws) CHECK(found[0] != found[stride]);
+        // Positions of the first lane's heads are the same: draws are not, unless they are one.
+        CHECK((found[0] == found[stride]) == (mode != 1));
     }
 }

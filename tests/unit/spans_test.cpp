@@ -145,3 +145,26 @@ TEST_CASE("one piece between guards has what the others have not") {
     CHECK(half.least == 0);
     CHECK(half.most == 5);
 }
+
+TEST_CASE("lanes have the same tokens where that is known, or where one set says so") {
+    std::mt19937 random(8);
+    known_head a, b;
+    a.append(60);
+    b.append(60);
+    CHECK(surely_same(a.retained(), b.retained()));
+    const std::vector<held_range> held = {{0, 5}, {50, 60}};
+    a.round(held, 10, true, random);
+    CHECK_FALSE(surely_same(a.retained(), b.retained()));
+    b.round({{0, 3}, {3, 5}, {50, 60}}, 10, true, random);
+    CHECK(surely_same(a.retained(), b.retained()));
+    a.append(3);
+    CHECK_FALSE(surely_same(a.retained(), b.retained()));
+    b.append(3);
+    CHECK(surely_same(a.retained(), b.retained()));
+    a.round(held, 6, false, random);
+    b.round(held, 6, false, random);
+    CHECK_FALSE(surely_same(a.retained(), b.retained()));
+    CHECK_FALSE(surely_same(a.retained(), a.retained()));  // heads of one lane
+    a.spans.set = b.spans.set = 7;
+    CHECK(surely_same(a.retained(), b.retained()));
+}
