@@ -160,6 +160,13 @@ kv_status run_round(kvrt_device* device, uint64_t step, kvrt_round* call) {
     return device->rounds.run(stream, *call);
 }
 
+kv_status read_words(kvrt_device* device, uint64_t step, const kvrt_words* pieces, uint64_t count,
+                     uint32_t* out) {
+    const stream_handle stream = device->fences.stream_of(step);
+    if (stream == nullptr) return fail(KV_INTERNAL, "step {} has no stream", step);
+    return device->rounds.read(stream, pieces, count, out);
+}
+
 kv_status copy_words(kvrt_device* device, uint64_t step, uint32_t* target, const uint32_t* source,
                      uint64_t words) {
     const stream_handle stream = device->fences.stream_of(step);
@@ -209,6 +216,7 @@ const kvrt_plugin plugin = {
                       uint32_t scorer) { return device->rounds.check(*lane, scorer); },
     .open_round = open_round,
     .run_round = run_round,
+    .read_words = read_words,
     .copy_words = copy_words,
 };
 

@@ -1,6 +1,7 @@
 #include "driver/rounds.hpp"
 
 #include <algorithm>
+#include <cstring>
 
 #include "base/checked.hpp"
 #include "driver/verbs.hpp"
@@ -421,6 +422,29 @@ status round_runner::run_share(stream_handle stream, const kvrt_round& round, sh
                                 guard_shared_bytes, stream, &guards));
     KVRT_TRY(launch_scores(stream, round, mine, at));
     return launch_rest(stream, mine, at);
+}
+
+status round_runner::read(stream_handle stream, const kvrt_words* pieces, uint64_t count,
+                          uint32_t* out) {
+    for (uint64_t next = 0; next < count;) {
+        KVRT_TRY(ring_.drain());
+        KVRT_TRY(ring_.open(pieces[next].count * sizeof(uint32_t), ring_.bytes(), stream));
+        uint64_t used = 0;
+        status verdict = KV_OK;
+        for (; next < count && verdict == KV_OK; ++next) {
+            const uint64_t bytes = pieces[next].count * sizeof(uint32_t);
+            if (used + bytes > ring_.size()) break;
+            verdict =
+                ring_.copy_back(reinterpret_cast<device_pointer>(pieces[next].words), used, bytes);
+            used += bytes;
+        }
+        const status closed = ring_.close(used);
+        KVRT_TRY(verdict == KV_OK ? closed : verdict);
+        KVRT_TRY(ring_.drain());
+        std::memcpy(out, ring_.data(), used);
+        out += used / sizeof(uint32_t);
+    }
+    return KV_OK;
 }
 
 status round_runner::run(stream_handle stream, kvrt_round& round) {

@@ -30,6 +30,9 @@ class round_runner {
 
     status run(stream_handle stream, kvrt_round& round);
 
+    /// Waits for what the stream has.
+    status read(stream_handle stream, const kvrt_words* pieces, uint64_t count, uint32_t* out);
+
   private:
     /// Kernels that read keys stored so.
     struct key_functions {

@@ -90,6 +90,24 @@ status staging_ring::copy(device_pointer target, uint64_t offset, uint64_t bytes
                           "cuMemcpyHtoDAsync");
 }
 
+status staging_ring::copy_back(device_pointer source, uint64_t offset, uint64_t bytes) {
+    const current_context here(*device_);
+    KVRT_TRY(here.state());
+    return device_->check(device_->calls().copy_to_host(data() + offset, source, bytes, stream_),
+                          "cuMemcpyDtoHAsync");
+}
+
+status staging_ring::drain() {
+    const current_context here(*device_);
+    KVRT_TRY(here.state());
+    for (uint32_t i = 0; i < count_; ++i) {
+        if (!at(i).recorded) continue;
+        KVRT_TRY(
+            device_->check(device_->calls().event_synchronize(at(i).event), "cuEventSynchronize"));
+    }
+    return poll();
+}
+
 status staging_ring::close(uint64_t used) {
     const current_context here(*device_);
     batch& closed = at(count_);

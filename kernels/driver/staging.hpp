@@ -38,6 +38,12 @@ class staging_ring {
     /// Enqueues a copy of [offset, offset + bytes) of the open batch.
     status copy(device_pointer target, uint64_t offset, uint64_t bytes);
 
+    /// The other way: into the open batch, for after drain.
+    status copy_back(device_pointer source, uint64_t offset, uint64_t bytes);
+
+    /// Waits until nothing is in flight.
+    status drain();
+
     /// Ends the batch, of which the first `used` bytes may have been written. It is in flight until
     /// all that the stream has got since open has run.
     status close(uint64_t used);

@@ -161,7 +161,7 @@ status describe_layer(const kv_pool& pool, const sequence& source, uint32_t laye
     return KV_OK;
 }
 
-status list_positions(const kv_pool& pool, const sequence& source, uint32_t layer, uint32_t kv_head,
+status list_positions(kv_pool& pool, const sequence& source, uint32_t layer, uint32_t kv_head,
                       uint64_t capacity, uint32_t* out_positions, uint64_t* out_count) {
     KVRT_TRY(check_layer(pool, layer));
     const layer_geometry& geometry = pool.store.model.layers[layer];
@@ -174,17 +174,18 @@ status list_positions(const kv_pool& pool, const sequence& source, uint32_t laye
     const head_place place = geometry.place_of(kv_head);
     const slot_positions positions = positions_of(pool.store, source, place.lane, place.head);
     const uint64_t written = std::min<uint64_t>(capacity, positions.slots);
+    uint64_t first = 0;  // that is not there yet
     if (device_has_positions(pool.store, source, place.lane)) {
         const retained_spans retained = retained_of(pool.store, source, place.lane);
-        *out_count = positions.slots;
-        if (capacity == 0 || list_positions(retained, written, out_positions)) return KV_OK;
-        return fail(KV_UNSUPPORTED,
-                    "layer {}: a round has chosen its tokens on the device: their positions are "
-                    "not read back in this version (see kv_cuda.h)",
-                    layer);
+        const bool known = list_known_positions(retained, written, out_positions);
+        first = known ? written : std::min<uint64_t>(written, positions.explicit_slots);
+        if (!known && first != 0) {
+            KVRT_TRY(
+                read_positions(pool.steps, source, place.lane, place.head, first, out_positions));
+        }
     }
-    for (uint32_t slot = 0; slot < written; ++slot) {
-        out_positions[slot] = static_cast<uint32_t>(positions.at(slot));
+    for (uint64_t slot = first; slot < written; ++slot) {
+        out_positions[slot] = static_cast<uint32_t>(positions.at(static_cast<uint32_t>(slot)));
     }
     *out_count = positions.slots;
     return KV_OK;

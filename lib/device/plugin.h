@@ -3,7 +3,7 @@
  * different compilers, with different standard libraries.
  *
  * Offsets are into the arena, bytes. Every function that can fail returns a kv_status and leaves a
- * message; none waits for the device, but close. One thread at a time is inside a device. */
+ * message; none waits for the device, but close and read_words. One thread at a time is inside a device. */
 #ifndef KVRT_DEVICE_PLUGIN_H
 #define KVRT_DEVICE_PLUGIN_H
 
@@ -154,6 +154,12 @@ typedef struct kvrt_round_lane {
     uint64_t set;
 } kvrt_round_lane;
 
+/* Words on the device. */
+typedef struct kvrt_words {
+    const uint32_t* words;
+    uint64_t count;
+} kvrt_words;
+
 /* Lanes of one kind side by side. */
 typedef struct kvrt_round {
     const kvrt_round_lane* lanes;
@@ -222,6 +228,9 @@ typedef struct kvrt_plugin {
     kv_status (*check_round)(kvrt_device* device, const kvrt_lane* lane, uint32_t scorer);
     kv_status (*open_round)(kvrt_device* device, uint64_t step);
     kv_status (*run_round)(kvrt_device* device, uint64_t step, kvrt_round* call);
+    /* Into memory of the host, one behind the other: waits for the step. */
+    kv_status (*read_words)(kvrt_device* device, uint64_t step, const kvrt_words* pieces,
+                            uint64_t count, uint32_t* out);
     /* As copy, between addresses of the device. */
     kv_status (*copy_words)(kvrt_device* device, uint64_t step, uint32_t* target,
                             const uint32_t* source, uint64_t words);

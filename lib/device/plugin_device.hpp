@@ -70,6 +70,9 @@ class plugin_device final : public device_memory, public step_clock {
     status run_round(uint64_t step, kvrt_round& call) {
         return told(plugin_->run_round(device_, step, &call));
     }
+    status read_words(uint64_t step, const kvrt_words* pieces, uint64_t count, uint32_t* out) {
+        return told(plugin_->read_words(device_, step, pieces, count, out));
+    }
     status copy_words(uint64_t step, uint32_t* target, const uint32_t* source, uint64_t words) {
         return told(plugin_->copy_words(device_, step, target, source, words));
     }

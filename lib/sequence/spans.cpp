@@ -166,7 +166,7 @@ slot_count count_between(const retained_spans& retained, uint64_t first, uint64_
     return sum;
 }
 
-bool list_positions(const retained_spans& retained, uint64_t capacity, uint32_t* positions) {
+bool list_known_positions(const retained_spans& retained, uint64_t capacity, uint32_t* positions) {
     for (uint32_t i = 0; i < retained.count(); ++i) {
         if (!retained.at(i).full()) return false;
     }
@@ -185,7 +185,7 @@ bool surely_same(const retained_spans& a, const retained_spans& b) {
     const bool placed = a.explicit_slots != 0 && b.explicit_slots != 0;
     if (placed && a.placed.set != 0 && a.placed.set == b.placed.set) return true;
     // Else where positions are known: full spans, and neither's cut elsewhere.
-    if (!list_positions(a, 0, nullptr) || !list_positions(b, 0, nullptr)) return false;
+    if (!list_known_positions(a, 0, nullptr) || !list_known_positions(b, 0, nullptr)) return false;
     uint32_t i = 0, j = 0;
     uint64_t first_a = 0, first_b = 0;
     while (i < a.count() && j < b.count()) {

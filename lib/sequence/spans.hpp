@@ -56,7 +56,7 @@ slot_count count_between(const retained_spans& retained, uint64_t first, uint64_
 
 /// Positions of all slots, ascending: writes up to `capacity` of them. False, and nothing is
 /// written, where only the device knows them.
-bool list_positions(const retained_spans& retained, uint64_t capacity, uint32_t* positions);
+bool list_known_positions(const retained_spans& retained, uint64_t capacity, uint32_t* positions);
 
 /// Whether all heads of two lanes retain the same tokens for sure; `a` may be `b`.
 bool surely_same(const retained_spans& a, const retained_spans& b);

@@ -180,6 +180,25 @@ position_store device_rounds::positions_of(const step_context& context, uint32_t
     return made;
 }
 
+status read_positions(step_context& context, const sequence& owner, uint32_t lane, uint32_t head,
+                      uint64_t count, uint32_t* positions) {
+    cache& store = *context.store;
+    const uint32_t block_tokens = store.model.block_tokens;
+    const position_store from = context.rounds.positions_of(context, lane);
+    host_allocator own;
+    host_array<kvrt_words> pieces;
+    KVRT_TRY(pieces.allocate(own, ceil_divide<uint64_t>(count, block_tokens), "positions"));
+    for (uint64_t i = 0; i < pieces.size(); ++i) {
+        pieces[i] = {from.of(owner.lanes[lane].table[i], head),
+                     std::min<uint64_t>(block_tokens, count - i * block_tokens)};
+    }
+    const uint64_t number = ++store.fences.last_begun;
+    KVRT_TRY(store.device.open_round(number));
+    const status verdict = store.device.read_words(number, pieces.data(), pieces.size(), positions);
+    const status ended = store.device.end_step(number);
+    return verdict < 0 ? verdict : ended;
+}
+
 status check_policy_on_device(step_context& context, const kv_policy& policy) {
     cache& store = *context.store;
     const auto refuse = [](const char* what) {

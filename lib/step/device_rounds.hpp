@@ -64,6 +64,10 @@ struct device_rounds {
     position_store positions_of(const step_context& context, uint32_t lane) const;
 };
 
+/// Explicit positions of a lane's KV head, the first `count`, from the device: waits for it.
+status read_positions(step_context& context, const sequence& owner, uint32_t lane, uint32_t head,
+                      uint64_t count, uint32_t* positions);
+
 /// UNSUPPORTED, by name, what rounds on a device do not do; of a policy that check_policy likes.
 status check_policy_on_device(step_context& context, const kv_policy& policy);
 

@@ -192,7 +192,7 @@ status check_slot_positions(const exporter& from) {
     for (uint32_t i = 0; i < from.source.item_count; ++i) {
         const sequence& owner = *from.source.arrays->items[i].owner;
         if (!device_has_positions(from.store, owner, from.lane_index) ||
-            list_positions(retained_of(from.store, owner, from.lane_index), 0, nullptr)) {
+            list_known_positions(retained_of(from.store, owner, from.lane_index), 0, nullptr)) {
             continue;
         }
         return fail(KV_UNSUPPORTED,
@@ -221,7 +221,7 @@ void fill_slot_positions(const exporter& from) {
                 uint32_t first = 0;
                 if (device_has_positions(from.store, *item.owner, from.lane_index)) {
                     first = positions.explicit_slots;
-                    (void)list_positions(retained_of(from.store, *item.owner, from.lane_index),
+                    (void)list_known_positions(retained_of(from.store, *item.owner, from.lane_index),
                                          first, reinterpret_cast<uint32_t*>(target));
                 }
                 for (uint32_t slot = first; slot < from.slots(i); ++slot) {

@@ -416,16 +416,25 @@ TEST_CASE("what the host cannot know of positions is refused, not guessed") {
     kv_policy policy = policy_of(KV_SCORER_TRIATTENTION);
     uint32_t positions[128];
     uint64_t count = 0;
-    SUBCASE("positions after a round by scores") {
+    SUBCASE("positions after a round by scores are read back, but for tables") {
         REQUIRE(pools.compress(sequence, &policy) == KV_OK);
         CHECK(kv_seq_get_positions(pools.pools[0], sequence.of[0], 0, 0, 0, nullptr, &count) ==
               KV_OK);
         CHECK(count == 48);
-        CHECK(kv_seq_get_positions(pools.pools[0], sequence.of[0], 0, 0, 128, positions, &count) ==
-              KV_UNSUPPORTED);
-        CHECK(message_has("read back"));
-        CHECK(kv_seq_get_positions(pools.pools[0], sequence.of[0], 2, 0, 128, positions, &count) ==
-              KV_OK);  // a window's are the host's
+        pools.step({{&sequence, 3, 3}}, true);
+        for (uint32_t layer = 0; layer < 4; ++layer) {
+            for (const uint64_t capacity : {7u, 48u, 50u, 128u}) {
+                uint32_t expected[128];
+                uint64_t expected_count = 0;
+                REQUIRE(kv_seq_get_positions(pools.pools[0], sequence.of[0], layer, 1, capacity,
+                                             positions, &count) == KV_OK);
+                REQUIRE(kv_seq_get_positions(pools.pools[1], sequence.of[1], layer, 1, capacity,
+                                             expected, &expected_count) == KV_OK);
+                CHECK(count == expected_count);
+                CHECK(std::equal(positions, positions + std::min(count, capacity), expected));
+            }
+        }
+        CHECK(pools.host.fake.synchronisations() != 0);  // it waits, and it alone
         pools.host.fake.run_all();
         kv_step* step = nullptr;
         REQUIRE(kv_step_begin(pools.pools[0], &step) == KV_OK);
@@ -613,4 +622,57 @@ TEST_CASE("what a wrong round would do is found by the comparison with the CPU p
     CHECK(number != 0);
     CHECK(pools.differences + pools.host.fake.violations.size() != 0);
     pools.host.fake.violations.clear();
+}
+
+TEST_CASE("a device that is far behind has no room for more rounds, which are then made again") {
+    round_pools pools;
+    pools.give_statistics();
+    twin_sequence sequence = start(pools, 120);
+    pools.host.fake.run_all();
+    pools.host.fake.block(pools.host.stream);
+    pools.step({{&sequence, 1, 1}}, true);
+    kv_policy policy = policy_of(KV_SCORER_TRIATTENTION);
+    kv_compress_options options = KV_INIT(kv_compress_options);
+    options.policy = &policy;
+    uint32_t refused = 0;
+    for (policy.budget = 100; policy.budget > 40; policy.budget -= 2) {
+        CAPTURE(policy.budget);
+        REQUIRE(kv_compress(pools.pools[1], sequence.of[1], &options, nullptr) == KV_OK);
+        kv_status verdict = kv_compress(pools.pools[0], sequence.of[0], &options, nullptr);
+        if (verdict == KV_AGAIN) {
+            ++refused;
+            CHECK(kv_pool_check(pools.pools[0]) == KV_OK);
+            pools.host.fake.unblock(pools.host.stream);
+            pools.host.fake.run_all();
+            pools.host.fake.block(pools.host.stream);
+            verdict = kv_compress(pools.pools[0], sequence.of[0], &options, nullptr);
+        }
+        REQUIRE(verdict == KV_OK);
+    }
+    CHECK(refused != 0);
+    pools.host.fake.unblock(pools.host.stream);
+    pools.compare(sequence);
+    CHECK(pools.differences == 0);
+}
+
+TEST_CASE("with host fences survivors go to fresh blocks until the host's kernels are done") {
+    round_pools pools(KV_POOL_HOST_FENCES | KV_POOL_ELASTIC);
+    pools.give_statistics();
+    kv_policy policy = policy_of(KV_SCORER_STREAMING);
+    policy.budget = 30;
+    policy.every = 4;
+    twin_sequence sequence = pools.create(&policy), other = pools.create(&policy);
+    for (uint32_t step = 0; step < 12; ++step) {
+        CAPTURE(step);
+        pools.step({{&sequence, 9, 9}, {&other, 2, 2}}, true);
+        pools.compare_reports();
+        for (uint32_t i = 0; i < 2 && step % 3 != 2; ++i) {
+            REQUIRE(kv_pool_pass_fence(pools.pools[i], pools.reports[i].fence) == KV_OK);
+        }
+        if (step % 2 == 0) pools.host.fake.run_all();
+    }
+    CHECK(pools.rounds > 5);
+    pools.compare(sequence);
+    pools.compare(other);
+    CHECK(pools.differences == 0);
 }
