@@ -458,6 +458,7 @@ status run_round(round_plan& plan, compaction_report& report) {
 
 status compact_sequence(cache& store, retention_context& context, sequence& owner,
                         const kv_policy& policy, compaction_report& report) {
+    KVRT_TRY(refuse_on_device(store, "a round that the host runs"));
     round_plan plan = plan_of(store, context, owner, policy);
     if (choose_lanes(plan)) return run_round(plan, report);
     begin_round(plan, report);

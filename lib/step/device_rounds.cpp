@@ -12,7 +12,7 @@ namespace kvrt {
 
 namespace {
 
-constexpr uint32_t most_rounds_at_once = 32;
+constexpr uint32_t most_rounds_at_once = 64;
 /// So that planning takes little memory, whatever the model.
 constexpr uint32_t most_planned_lanes = 1u << 13;
 

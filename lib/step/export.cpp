@@ -221,8 +221,9 @@ void fill_slot_positions(const exporter& from) {
                 uint32_t first = 0;
                 if (device_has_positions(from.store, *item.owner, from.lane_index)) {
                     first = positions.explicit_slots;
-                    (void)list_known_positions(retained_of(from.store, *item.owner, from.lane_index),
-                                         first, reinterpret_cast<uint32_t*>(target));
+                    (void)list_known_positions(
+                        retained_of(from.store, *item.owner, from.lane_index), first,
+                        reinterpret_cast<uint32_t*>(target));
                 }
                 for (uint32_t slot = first; slot < from.slots(i); ++slot) {
                     target[slot] = static_cast<int32_t>(positions.at(slot));
