@@ -52,9 +52,10 @@ class kernel_functions {
     status launch(kernel_function& function, uint32_t blocks, uint32_t threads,
                   uint32_t shared_bytes, stream_handle stream, void* parameters);
 
-  private:
+    /// By its name; INTERNAL where the images have none of it.
     status find(kernel_function& function);
 
+  private:
     device_context* device_ = nullptr;
     std::array<module_handle, most_images> modules_ = {};
     uint32_t module_count_ = 0;

@@ -5,6 +5,7 @@
 
 #include "driver/arena.hpp"
 #include "driver/buffer.hpp"
+#include "driver/rounds.hpp"
 #include "driver/table.hpp"
 #include "driver/verbs.hpp"
 #include "kernels/attend.hpp"
@@ -21,6 +22,7 @@ struct kvrt_device {
     arena_memory arena;
     device_table table;
     staging_ring staging;
+    round_runner rounds;
     fence_ring fences;
 
     explicit kvrt_device(const kvrt_device_options& options)
@@ -143,6 +145,41 @@ kv_status attend_rows(kvrt_device* device, uint64_t step, kvrt_attend_rows* call
     return launch_attend(device->functions, stream, call->captured != 0, *call);
 }
 
+kv_status create_rounds(kvrt_device* device, kvrt_round_memory* memory) {
+    return device->rounds.create(device->context, device->functions, *memory);
+}
+
+kv_status open_round(kvrt_device* device, uint64_t step) {
+    return device->fences.go_on(step, device->rounds.stream());
+}
+
+kv_status run_round(kvrt_device* device, uint64_t step, kvrt_round* call) {
+    KVRT_TRY(device->functions.state());
+    const stream_handle stream = device->fences.stream_of(step);
+    if (stream == nullptr) return fail(KV_INTERNAL, "step {} has no stream", step);
+    return device->rounds.run(stream, *call);
+}
+
+kv_status read_words(kvrt_device* device, uint64_t step, const kvrt_words* pieces, uint64_t count,
+                     uint32_t* out) {
+    const stream_handle stream = device->fences.stream_of(step);
+    if (stream == nullptr) return fail(KV_INTERNAL, "step {} has no stream", step);
+    return device->rounds.read(stream, pieces, count, out);
+}
+
+kv_status copy_words(kvrt_device* device, uint64_t step, uint32_t* target, const uint32_t* source,
+                     uint64_t words) {
+    const stream_handle stream = device->fences.stream_of(step);
+    if (stream == nullptr) return fail(KV_INTERNAL, "step {} has no stream", step);
+    const current_context here(device->context);
+    KVRT_TRY(here.state());
+    return device->context.check(
+        device->context.calls().copy_on_device(reinterpret_cast<device_pointer>(target),
+                                               reinterpret_cast<device_pointer>(source),
+                                               words * sizeof(uint32_t), stream),
+        "cuMemcpyDtoDAsync (positions)");
+}
+
 const kvrt_plugin plugin = {
     .struct_size = sizeof(kvrt_plugin),
     .version = KVRT_PLUGIN_VERSION,
@@ -174,6 +211,13 @@ const kvrt_plugin plugin = {
     .create_workspace = create_workspace,
     .write_rows = write_rows,
     .attend_rows = attend_rows,
+    .create_rounds = create_rounds,
+    .check_round = [](kvrt_device* device, const kvrt_lane* lane,
+                      uint32_t scorer) { return device->rounds.check(*lane, scorer); },
+    .open_round = open_round,
+    .run_round = run_round,
+    .read_words = read_words,
+    .copy_words = copy_words,
 };
 
 }  // namespace

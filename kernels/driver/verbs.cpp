@@ -74,6 +74,12 @@ status describe_lane(const kvrt_lane& lane, const char* verb, kernels::block_pla
     return KV_OK;
 }
 
+kernels::position_place positions_of(const kvrt_positions& positions) {
+    return {positions.base,           positions.reciprocal,
+            positions.units_per_slab, positions.blocks_per_slab,
+            positions.block_stride,   positions.block_tokens};
+}
+
 status launch_write(kernel_functions& functions, stream_handle stream,
                     const kvrt_write_rows& rows) {
     const kvrt_lane& lane = *rows.lane;
@@ -124,6 +130,7 @@ status launch_attend(kernel_functions& functions, stream_handle stream, bool cap
     float* const workspace = static_cast<float*>(rows.workspace);
     const uint64_t vectors = rows.most_partials * rows.query_heads;
     call.partials = {workspace, workspace + vectors, workspace + 2 * vectors};
+    call.positions = positions_of(lane.positions);
     call.log_sum_exp = rows.log_sum_exp;
     call.query_heads = rows.query_heads;
     call.row_heads = rows.row_heads;

@@ -127,7 +127,6 @@ uint32_t resolved_selection(const kv_policy& policy) {
 }
 
 status check_policy(const cache& store, const kv_policy& policy) {
-    KVRT_TRY(refuse_on_device(store, "policy"));
     const scorer_description* scorer = find_scorer(policy.scorer);
     if (scorer == nullptr) {
         return fail(KV_UNSUPPORTED, "policy: scorer {} is not one of KV_SCORER_*", policy.scorer);

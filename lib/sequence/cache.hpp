@@ -9,6 +9,7 @@
 #include "memory/blocks.hpp"
 #include "model/geometry.hpp"
 #include "sequence/sequence.hpp"
+#include "sequence/spans.hpp"
 
 namespace kvrt {
 
@@ -35,6 +36,9 @@ struct cache {
     bool any_seals = false;          ///< some lane has a tile-local format
     host_array<recoding> recoded;    ///< by half of lane_geometry::first_counter and KV head
     host_array<uint64_t> saturated;  ///< elements written, by lane_geometry::first_counter
+    /// On a device, once a sequence has a policy: what the host knows of the positions of slots
+    /// that rounds have placed, which are in the device's memory alone. [sequences][lanes]
+    host_array<position_spans> spans;
 
     /// Are the arena's bytes out of the host's reach?
     bool on_device() const { return device.is_open(); }
@@ -100,6 +104,16 @@ lane_positions positions_of_lane(const cache& store, uint32_t lane, uint32_t sea
 /// Positions of a lane's retained slots for one KV head.
 slot_positions positions_of(const cache& store, const sequence& owner, uint32_t lane,
                             uint32_t kv_head);
+
+/// Are the positions of the lane's explicit slots the device's? Not where a window has placed them.
+inline bool device_has_positions(const cache& store, const sequence& owner, uint32_t lane) {
+    return store.on_device() && store.model.lanes[lane].evictable &&
+           owner.lanes[lane].explicit_slots != 0;
+}
+
+/// What the host knows of them.
+position_spans& spans_of(cache& store, const sequence& owner, uint32_t lane);
+retained_spans retained_of(const cache& store, const sequence& owner, uint32_t lane);
 
 /// Blocks and bytes in the sequence's tables.
 returned_blocks table_size(const cache& store, const sequence& owner);

@@ -127,6 +127,22 @@ bool copy_tail_slots(const step& target, const tile_layout& layout, block_id sou
     return true;
 }
 
+/// Positions that rounds have placed go with a copied tail block. False as above.
+bool copy_tail_positions(const step& target, const sequence& owner, uint32_t lane, block_id source,
+                         block_id copy) {
+    cache& store = *target.context->store;
+    const lane_geometry& geometry = store.model.lanes[lane];
+    if (!device_has_positions(store, owner, lane)) {
+        const position_store positions =
+            store.blocks.positions(geometry.class_index, store.model.block_tokens);
+        copy_positions(store, lane, positions, source, positions, copy);
+        return true;
+    }
+    const position_store positions = target.context->rounds.positions_of(*target.context, lane);
+    return store.device.copy_words(target.number, positions.of(copy, 0), positions.of(source, 0),
+                                   geometry.kv_heads * store.model.block_tokens) >= 0;
+}
+
 /// False when the device has failed, or has no memory behind a free slab.
 bool grow_lane(step& target, uint32_t item_index, uint32_t lane) {
     cache& store = *target.context->store;
@@ -147,14 +163,12 @@ bool grow_lane(step& target, uint32_t item_index, uint32_t lane) {
             state.opened_slots = state.slots % store.model.block_tokens;
         } else {
             if (!copy_tail_slots(target, geometry.layout, undo.replaced, copy,
-                                 state.slots % store.model.block_tokens)) {
+                                 state.slots % store.model.block_tokens) ||
+                !copy_tail_positions(target, *item.owner, lane, undo.replaced, copy)) {
                 store.blocks.take_back(copy, target.number, store.fences);
                 undo.replaced = no_block;
                 return false;
             }
-            const position_store positions =
-                store.blocks.positions(geometry.class_index, store.model.block_tokens);
-            copy_positions(store, lane, positions, undo.replaced, positions, copy);
         }
         state.table[state.blocks - 1] = copy;
         ++item.owner->table_changes;

@@ -21,8 +21,14 @@ struct layers_of_all_kinds {
     kv_storage static_scales = KV_INIT(kv_storage);
     kv_storage rotated = KV_INIT(kv_storage);
     std::vector<kv_layer> layers;
+    uint32_t attended = 0;  ///< the first so many
     kv_model model = KV_INIT(kv_model);
 
+    /// Others, all of which are attended to.
+    explicit layers_of_all_kinds(const std::vector<kv_layer>& of) : layers(of) {
+        attended = model.layer_count = static_cast<uint32_t>(layers.size());
+        model.layers = layers.data();
+    }
     layers_of_all_kinds() {
         static_scales.scales = scales;
         static_scales.scale_count = 2;
@@ -60,6 +66,7 @@ struct layers_of_all_kinds {
         last.key_storage = last.value_storage = &rotated;
         model.layers = layers.data();
         model.layer_count = static_cast<uint32_t>(layers.size());
+        attended = model.layer_count - 1;
     }
     layers_of_all_kinds(const layers_of_all_kinds&) = delete;
     layers_of_all_kinds& operator=(const layers_of_all_kinds&) = delete;
@@ -94,7 +101,11 @@ class twin_pools {
     double worst = 0.0;        ///< error, in units of the largest number of an output
     uint64_t differences = 0;  ///< stored rows, outputs beyond the bound
 
-    explicit twin_pools(uint32_t flags = 0) {
+    explicit twin_pools(uint32_t flags = 0) { create_pools(flags); }
+    twin_pools(uint32_t flags, const std::vector<kv_layer>& layers) : kinds(layers) {
+        create_pools(flags);
+    }
+    void create_pools(uint32_t flags) {
         add_kernels(host.fake, faults);
         for (uint32_t i = 0; i < 2; ++i) {
             kv_pool_config config = small_config(flags);
@@ -117,7 +128,7 @@ class twin_pools {
     }
 
     uint32_t layers() const { return kinds.model.layer_count; }
-    bool attends(uint32_t layer) const { return layer + 1 != layers(); }
+    bool attends(uint32_t layer) const { return layer < kinds.attended; }
     bool stores(uint32_t layer) const { return (kinds.layers[layer].flags & KV_LAYER_SHARED) == 0; }
 
     /// Pieces of few allocations, as a host's own allocator has them.
@@ -182,9 +193,10 @@ class twin_pools {
              }});
     }
 
-    twin_sequence create() {
+    twin_sequence create(const kv_policy* policy = nullptr) {
         twin_sequence made;
-        const kv_seq_config config = KV_INIT(kv_seq_config);
+        kv_seq_config config = KV_INIT(kv_seq_config);
+        config.policy = policy;
         for (uint32_t i = 0; i < 2; ++i) {
             REQUIRE(kv_seq_create(pools[i], &config, &made.of[i]) == KV_OK);
         }
@@ -233,7 +245,8 @@ class twin_pools {
             for (const twin_append& item : items) {
                 REQUIRE(kv_step_accept(steps[i], item.sequence->of[i], item.accepted) == KV_OK);
             }
-            const kv_status verdict = kv_step_end(steps[i], nullptr);
+            reports[i] = KV_INIT(kv_step_report);
+            const kv_status verdict = kv_step_end(steps[i], &reports[i]);
             REQUIRE_MESSAGE(verdict == KV_OK, message_buffer());
         }
         for (const twin_append& item : items) item.sequence->tokens += item.accepted;
@@ -329,6 +342,7 @@ class twin_pools {
             }
         }
     }
+    kv_step_report reports[2];  ///< of the last step
     uint64_t compared_words = 0, compared_outputs = 0;
 
   private:
