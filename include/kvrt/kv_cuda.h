@@ -16,9 +16,12 @@
  * elastic memory, export to the host's own kernels (kv_tables.base is a device address; scales are
  * the host's), and kv_write and kv_attend, whose tensors and log_sum_exp are in device memory then:
  * for the formats, layouts and numbers of rows that docs/device.md names, with plugins that have
- * kernels for the device; others are UNSUPPORTED, or LIMIT. Both may be captured. Policies,
- * kv_compress, kv_seq_fit_affine, formats that are sealed, demotion, KV_POOL_DEBUG,
- * max_observed_sequences, pressure_percent and counts of what saturates are UNSUPPORTED.
+ * kernels for the device; others are UNSUPPORTED, or LIMIT. Both may be captured. Formats that are
+ * sealed and demotion need such a plugin, too; kv_layer_stats counts what the device had done when
+ * a step last began or was reserved, and has a recoding_error of NaN where rows were coded again.
+ * pressure_percent demotes when a step is reserved, and is reported with that one. Policies,
+ * kv_compress, kv_seq_fit_affine, KV_POOL_DEBUG and max_observed_sequences are UNSUPPORTED, and so
+ * is kv_attend over layers that seal.
  *
  * kv_plan answers as for the CPU, and needs no device. Its metadata_bytes leave out the image of
  * the tables on the device (see kv_cuda_tables), which takes as much there: for each of two steps

@@ -11,6 +11,9 @@ status describe_lane(const kvrt_lane& lane, const char* verb, kernels::block_pla
 
 status launch_write(kernel_functions& functions, stream_handle stream, const kvrt_write_rows& rows);
 
+status launch_seal(kernel_functions& functions, stream_handle stream,
+                   const kvrt_seal_blocks& blocks);
+
 /// `captured`: the stream is being captured.
 status launch_attend(kernel_functions& functions, stream_handle stream, bool captured,
                      const kvrt_attend_rows& rows);

@@ -5,6 +5,7 @@
 #include "fake_driver.hpp"
 #include "kernels/attend.hpp"
 #include "kernels/copy.hpp"
+#include "kernels/seal.hpp"
 #include "kernels/write.hpp"
 
 namespace kvrt::cuda {
@@ -13,6 +14,7 @@ namespace kvrt::cuda {
 struct kernel_faults {
     std::function<void(kernels::write_parameters&)> write;
     std::function<void(kernels::attend_parameters&)> attend;
+    std::function<void(kernels::seal_parameters&)> seal;
     std::function<bool(kernels::spread_parameters&)> spread;  ///< false: it does not run
 };
 
