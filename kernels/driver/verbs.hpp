@@ -13,6 +13,9 @@ kernels::position_place positions_of(const kvrt_positions& positions);
 
 status launch_write(kernel_functions& functions, stream_handle stream, const kvrt_write_rows& rows);
 
+status launch_seal(kernel_functions& functions, stream_handle stream,
+                   const kvrt_seal_blocks& blocks);
+
 /// `captured`: the stream is being captured.
 status launch_attend(kernel_functions& functions, stream_handle stream, bool captured,
                      const kvrt_attend_rows& rows);

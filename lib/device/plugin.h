@@ -37,10 +37,14 @@ typedef struct kvrt_operand {
     uint32_t type, dim, words, word_bytes;
     uint32_t rotated, inline_form;
     int64_t offset, group_stride, slot_stride, head_stride, word_stride;
-    /* Not 0: rows are stored with constants that are not here, so nothing reads or writes them. */
-    uint32_t more_constants;
-    uint32_t unused;
-    const float* scales; /* of the device: [kv_heads]; NULL: all are 1 */
+    uint32_t tile_tokens;                      /* of tile-local formats: rows of a tile */
+    uint32_t turned_pairs, turned_interleaved; /* how positions turn keys (affine4) */
+    float turning_gain;
+    /* Of the device. */
+    const float* scales;        /* [kv_heads]; NULL: all are 1 */
+    const float* channel_means; /* [kv_heads][dim], of affine4; the others of its constants, too */
+    const float* channel_scales;
+    const float* turning_table; /* [4][256][cosines, sines][turned_pairs] */
 } kvrt_operand;
 
 /* Where positions of slots that rounds have placed are, as position_store of memory/block_id.hpp.
@@ -76,7 +80,21 @@ typedef struct kvrt_write_rows {
     const uint32_t* targets; /* [rows][3]: row of block_table, slot, position; -1: no row */
     uint32_t rows, unused;
     kvrt_device_tensor keys, values;
+    uint64_t* saturated_keys; /* of the device: [kv_heads], added to */
+    uint64_t* saturated_values;
 } kvrt_write_rows;
+
+/* Leading slots of blocks into blocks of another layout: sealed, or opened again. Words of items
+ * are an address in the device's table: block ids of source and target, which count 64 bytes, how
+ * many slots, and how many of those hold rows that were coded before, which nobody counts anew. */
+typedef struct kvrt_seal_blocks {
+    const kvrt_lane* from;
+    const kvrt_lane* to;
+    const uint32_t* items; /* [count][4] */
+    uint32_t count, unused;
+    uint64_t* saturated_keys; /* as kvrt_write_rows */
+    uint64_t* saturated_values;
+} kvrt_seal_blocks;
 
 /* What the lists of an attention are made of, by words: attend_sequence and attend_piece of
  * kernels/attend.hpp. */
@@ -235,6 +253,15 @@ typedef struct kvrt_plugin {
     /* As copy, between addresses of the device. */
     kv_status (*copy_words)(kvrt_device* device, uint64_t step, uint32_t* target,
                             const uint32_t* source, uint64_t words);
+    /* Not while the step's stream is captured: INVALID. */
+    kv_status (*seal_blocks)(kvrt_device* device, uint64_t step, const kvrt_seal_blocks* call);
+
+    /* Counters that kernels add to, 0 from the first step on: once per device. fetch enqueues a
+     * copy of them for the host, unless one is on its way; arrived gives what has come since it was
+     * last asked, as of the last poll, which stays until the next fetch; else NULL. */
+    kv_status (*create_counters)(kvrt_device* device, uint64_t count, uint64_t** out_address);
+    kv_status (*fetch_counters)(kvrt_device* device, uint64_t step);
+    const uint64_t* (*arrived_counters)(kvrt_device* device);
 } kvrt_plugin;
 
 /* The symbol: a function that returns the table. */

@@ -59,6 +59,14 @@ class plugin_device final : public device_memory, public step_clock {
     status attend_rows(uint64_t step, kvrt_attend_rows& call) {
         return told(plugin_->attend_rows(device_, step, &call));
     }
+    status seal_blocks(uint64_t step, const kvrt_seal_blocks& call) {
+        return told(plugin_->seal_blocks(device_, step, &call));
+    }
+    status create_counters(uint64_t count, uint64_t** out_address) {
+        return told(plugin_->create_counters(device_, count, out_address));
+    }
+    status fetch_counters(uint64_t step) { return told(plugin_->fetch_counters(device_, step)); }
+    const uint64_t* arrived_counters() { return plugin_->arrived_counters(device_); }
 
     status create_rounds(kvrt_round_memory& memory) {
         return told(plugin_->create_rounds(device_, &memory));

@@ -227,23 +227,38 @@ status truncate_sequence(cache& store, sequence& target, uint64_t tokens_seen) {
     return KV_OK;
 }
 
+window_slide slide_of(const cache& store, uint32_t lane, uint32_t slots, uint64_t next_position) {
+    const lane_geometry& geometry = store.model.lanes[lane];
+    const uint32_t block_tokens = store.model.block_tokens;
+    if (geometry.window == 0 || next_position < geometry.window) return {};
+    // The next query sees positions from here on, and the sinks.
+    const uint64_t first_seen = next_position - geometry.window + 1;
+    const uint32_t front_blocks = store.model.blocks_for(geometry.window_sinks);
+    const uint32_t front_slots = front_blocks * block_tokens;
+    if (slots <= front_slots) return {};
+    const uint64_t tail_first = next_position - (slots - front_slots);
+    if (first_seen < tail_first + block_tokens) return {};
+    return {front_blocks,
+            static_cast<uint32_t>(std::min<uint64_t>((first_seen - tail_first) / block_tokens,
+                                                     (slots - front_slots) / block_tokens))};
+}
+
+void count_slide(const cache& store, const window_slide& slide, lane_state& state) {
+    const uint32_t sealed_behind = state.sealed_blocks - std::min(state.sealed_blocks, slide.front);
+    if (slide.blocks > sealed_behind) state.opened_slots = 0;
+    state.sealed_blocks -= std::min(sealed_behind, slide.blocks);
+    state.blocks -= slide.blocks;
+    state.slots -= slide.blocks * store.model.block_tokens;
+}
+
 void slide_windows(cache& store, sequence& target, returned_blocks& returned) {
     if (!store.any_window) return;
-    const uint32_t block_tokens = store.model.block_tokens;
     for (uint32_t lane = 0; lane < store.sequences.lane_count(); ++lane) {
         const lane_geometry& geometry = store.model.lanes[lane];
         lane_state& state = target.lanes[lane];
-        if (geometry.window == 0 || target.next_position < geometry.window) continue;
-        // The next query sees positions from here on, and the sinks.
-        const uint64_t first_seen = target.next_position - geometry.window + 1;
-        const uint32_t front_blocks = store.model.blocks_for(geometry.window_sinks);
-        const uint32_t front_slots = front_blocks * block_tokens;
-        if (state.slots <= front_slots) continue;
-        const uint64_t tail_first = target.next_position - (state.slots - front_slots);
-        if (first_seen < tail_first + block_tokens) continue;
-        const uint32_t blocks = static_cast<uint32_t>(std::min<uint64_t>(
-            (first_seen - tail_first) / block_tokens, (state.slots - front_slots) / block_tokens));
-
+        const window_slide slide = slide_of(store, lane, state.slots, target.next_position);
+        if (slide.blocks == 0) continue;
+        const uint32_t front_slots = slide.front * store.model.block_tokens;
         if (state.explicit_slots < front_slots) {
             // Until now slot = position in the front; from now on it must say so.
             const lane_positions positions = positions_of_lane(store, lane, state.sealed_blocks);
@@ -254,18 +269,13 @@ void slide_windows(cache& store, sequence& target, returned_blocks& returned) {
             }
             state.explicit_slots = front_slots;
         }
-        for (uint32_t i = 0; i < blocks; ++i) {
-            drop_block(store, state.table[front_blocks + i], target.last_fence, returned);
+        for (uint32_t i = 0; i < slide.blocks; ++i) {
+            drop_block(store, state.table[slide.front + i], target.last_fence, returned);
         }
-        const uint32_t sealed_behind =
-            state.sealed_blocks - std::min(state.sealed_blocks, front_blocks);
-        if (blocks > sealed_behind) state.opened_slots = 0;
-        state.sealed_blocks -= std::min(sealed_behind, blocks);
-        std::copy(state.table + front_blocks + blocks, state.table + state.blocks,
-                  state.table + front_blocks);
+        std::copy(state.table + slide.front + slide.blocks, state.table + state.blocks,
+                  state.table + slide.front);
         ++target.table_changes;
-        state.blocks -= blocks;
-        state.slots -= blocks * block_tokens;
+        count_slide(store, slide, state);
     }
 }
 

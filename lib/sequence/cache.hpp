@@ -86,6 +86,23 @@ inline uint32_t class_at(const lane_geometry& lane, const lane_state& state, uin
 void shrink_table(cache& store, sequence& owner, uint32_t lane, uint32_t keep,
                   returned_blocks& returned);
 
+/// The sequence, of those that may be asked and were not yet, of which most(sequence) is largest,
+/// and not 0; null where there is none.
+template <class permission, class callable>
+sequence* ask_next(cache& store, const permission& may_ask, const callable& most) {
+    sequence* chosen = nullptr;
+    uint64_t largest = 0;
+    for (sequence& owner : store.sequences) {
+        if (!owner.alive || owner.asked_under_pressure || !may_ask(owner)) continue;
+        const uint64_t here = most(owner);
+        if (here <= largest) continue;
+        largest = here;
+        chosen = &owner;
+    }
+    if (chosen != nullptr) chosen->asked_under_pressure = true;
+    return chosen;
+}
+
 /// Drops everything the sequence holds, and closes it.
 void release_sequence(cache& store, sequence& target);
 
@@ -94,6 +111,16 @@ sequence* fork_sequence(cache& store, sequence& parent);
 
 /// Forgets tokens at positions >= tokens_seen. Errors: INVALID, NO_SNAPSHOT; nothing changed then.
 status truncate_sequence(cache& store, sequence& target, uint64_t tokens_seen);
+
+/// Blocks [front, front + blocks) of a lane's table that no later query can see; none: 0.
+struct window_slide {
+    uint32_t front = 0;
+    uint32_t blocks = 0;
+};
+window_slide slide_of(const cache& store, uint32_t lane, uint32_t slots, uint64_t next_position);
+
+/// How many slots and blocks of each kind a lane has then.
+void count_slide(const cache& store, const window_slide& slide, lane_state& state);
 
 /// Returns the blocks of window lanes that no later query can see.
 void slide_windows(cache& store, sequence& target, returned_blocks& returned);

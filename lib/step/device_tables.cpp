@@ -30,6 +30,7 @@ status device_tables::create(step_context& context, uint32_t places) {
     uint64_t words = 0;
     KVRT_TRY(context.verbs.measure(context, places, places * place_words, words));
     context.rounds.measure(context, words);
+    KVRT_TRY(context.seals.measure(context, words));
     host_allocator& allocator = store.allocator;
     KVRT_TRY(sources.allocate(allocator, uint64_t{places} * items, "device tables"));
     KVRT_TRY(work.allocate(allocator, items, "device tables"));

@@ -172,6 +172,17 @@ status run_policies_on_device(step& target, kv_step_report& report) {
     return cohort.finish();
 }
 
+/// What the device does at a step's end, up to its event.
+status end_on_device(step& target) {
+    device_seals& seals = target.context->seals;
+    plugin_device& device = target.context->store->device;
+    KVRT_TRY(seals.seal_at_end(target));
+    status verdict = device.fetch_counters(target.number);
+    if (verdict == KV_OK) verdict = device.end_step(target.number);
+    if (verdict < 0) seals.give_up(target, target.number);
+    return verdict;
+}
+
 status check_written(const step& target) {
     const cache& store = *target.context->store;
     for (uint32_t lane = 0; lane < store.model.lanes.size(); ++lane) {
@@ -201,9 +212,7 @@ status step_end(step& target, kv_step_report& report) {
             ? fail(KV_INVALID, "kv_step_end: the step was not reserved, and is cancelled")
             : expect_state(target, step_state::reserved, "kv_step_end");
     if (verdict == KV_OK) verdict = check_written(target);
-    if (verdict == KV_OK && target.has_stream) {
-        verdict = target.context->store->device.end_step(target.number);
-    }
+    if (verdict == KV_OK && target.has_stream) verdict = end_on_device(target);
     if (verdict < 0) {
         step_cancel(target);
         return verdict;
@@ -213,6 +222,7 @@ status step_end(step& target, kv_step_report& report) {
     close(target);  // this device's readers are done; host fences are passed by the host
     for (uint32_t i = 0; i < target.item_count; ++i) settle_item(target, i, report);
     if (store.on_device()) {
+        target.context->seals.settle(target);
         verdict = run_policies_on_device(target, report);
     } else {
         run_policies(target, report);
@@ -236,7 +246,10 @@ void step_cancel(step& target) {
     cache& store = *target.context->store;
     const bool reserved = target.state == step_state::reserved;
     // Where that fails, its work counts as unfinished for ever, and its blocks stay parked.
-    if (target.has_stream) (void)store.device.end_step(target.number);
+    if (target.has_stream) {
+        (void)store.device.fetch_counters(target.number);
+        (void)store.device.end_step(target.number);
+    }
     close(target);
     for (uint32_t i = target.item_count; i-- > 0;) {
         sequence& owner = *target.arrays->items[i].owner;

@@ -193,10 +193,14 @@ status step_reserve(step& target, kv_reserve_report& report) {
         if (!target.has_stream) {
             return fail(KV_INVALID, "kv_step_reserve: call kv_cuda_step_use_stream first");
         }
-        KVRT_TRY(store.device.poll());
+        KVRT_TRY(poll_device(store));
     }
     store.blocks.collect(store.fences);
     // What could not be sealed yet: with host fences, the blocks of the step before.
+    if (store.on_device()) {
+        KVRT_TRY(target.context->seals.seal_late(target));
+        KVRT_TRY(target.context->seals.relieve_pressure(target));
+    }
     for (uint32_t i = 0; i < target.item_count; ++i) {
         target.demoted.add(seal_blocks(store, *target.arrays->items[i].owner));
     }
@@ -230,7 +234,9 @@ status step_reserve(step& target, kv_reserve_report& report) {
         item.owner->reserved_rows = item.rows;
     }
     if (store.on_device()) {
-        const status planned = target.context->tables.plan(target);
+        target.context->seals.list_openings(target);
+        status planned = target.context->tables.plan(target);
+        if (planned == KV_OK) planned = target.context->seals.open_tails(target);
         if (planned < 0) {
             for (uint32_t done = target.item_count; done-- > 0;) undo_lanes(target, done, lanes);
             return planned;

@@ -14,9 +14,9 @@ namespace {
 
 using namespace kernels;
 
-template <number input>
+template <number input, bool elaborate>
 void write(const write_parameters& call) {
-    write_rows<fake_context, input, false>(call);
+    write_rows<fake_context, input, elaborate>(call);
 }
 template <class tiles>
 void attend(const attend_parameters& call) {
@@ -27,19 +27,12 @@ using half = half_tiles<fake_context, type, 64>;
 template <bool key_nibbles, bool value_nibbles>
 using codes = code_tiles<fake_context, key_nibbles, value_nibbles, 64>;
 
-constexpr const char* not_here[] = {"kvrt_write_elaborate_f32",
-                                    "kvrt_write_elaborate_f16",
-                                    "kvrt_write_elaborate_bf16",
-                                    "kvrt_attend_decode_f16_128",
-                                    "kvrt_attend_decode_f16_256",
-                                    "kvrt_attend_decode_bf16_128",
-                                    "kvrt_attend_decode_bf16_256",
-                                    "kvrt_attend_decode_bytes_128",
-                                    "kvrt_attend_decode_bytes_256",
-                                    "kvrt_attend_decode_nibbles_128",
-                                    "kvrt_attend_decode_nibbles_256",
-                                    "kvrt_attend_decode_bytes_nibbles_128",
-                                    "kvrt_attend_decode_bytes_nibbles_256"};
+constexpr const char* not_here[] = {
+    "kvrt_attend_decode_f16_128",           "kvrt_attend_decode_f16_256",
+    "kvrt_attend_decode_bf16_128",          "kvrt_attend_decode_bf16_256",
+    "kvrt_attend_decode_bytes_128",         "kvrt_attend_decode_bytes_256",
+    "kvrt_attend_decode_nibbles_128",       "kvrt_attend_decode_nibbles_256",
+    "kvrt_attend_decode_bytes_nibbles_128", "kvrt_attend_decode_bytes_nibbles_256"};
 
 constexpr kernel_image images_of_tests[] = {{"tests", "an image"}};
 constexpr kernel_images test_images{images_of_tests, 1};
@@ -55,9 +48,15 @@ void add_kernels(fake_driver& fake, const kernel_faults& faults) {
         fake, spread_kernel, spread_lines<fake_context>,
         [&faults](spread_parameters& call) { return !faults.spread || faults.spread(call); });
     const auto write_change = changing(faults.write);
-    add<write_parameters>(fake, "kvrt_write_f32", write<number::f32>, write_change);
-    add<write_parameters>(fake, "kvrt_write_f16", write<number::f16>, write_change);
-    add<write_parameters>(fake, "kvrt_write_bf16", write<number::bf16>, write_change);
+    add<write_parameters>(fake, "kvrt_write_f32", write<number::f32, false>, write_change);
+    add<write_parameters>(fake, "kvrt_write_f16", write<number::f16, false>, write_change);
+    add<write_parameters>(fake, "kvrt_write_bf16", write<number::bf16, false>, write_change);
+    add<write_parameters>(fake, "kvrt_write_elaborate_f32", write<number::f32, true>, write_change);
+    add<write_parameters>(fake, "kvrt_write_elaborate_f16", write<number::f16, true>, write_change);
+    add<write_parameters>(fake, "kvrt_write_elaborate_bf16", write<number::bf16, true>,
+                          write_change);
+    add<seal_parameters>(fake, "kvrt_seal_blocks", seal_listed_blocks<fake_context>,
+                         changing(faults.seal));
     const auto attend_change = changing(faults.attend);
     add<attend_parameters>(fake, "kvrt_attend_decode_f16_64", attend<half<number::f16>>,
                            attend_change);

@@ -8,6 +8,7 @@
 #include "kernels/copy.hpp"
 #include "kernels/score.hpp"
 #include "kernels/select.hpp"
+#include "kernels/seal.hpp"
 #include "kernels/write.hpp"
 
 namespace kvrt::cuda {
@@ -16,6 +17,7 @@ namespace kvrt::cuda {
 struct kernel_faults {
     std::function<void(kernels::write_parameters&)> write;
     std::function<void(kernels::attend_parameters&)> attend;
+    std::function<void(kernels::seal_parameters&)> seal;
     std::function<bool(kernels::spread_parameters&)> spread;  ///< false: it does not run
     std::function<void(kernels::guard_parameters&)> guard;
     std::function<void(kernels::triattention_parameters&)> score;
