@@ -15,8 +15,8 @@
  * What this version does there: blocks, tables, forks and their copies, truncation, windows,
  * elastic memory, export to the host's own kernels (kv_tables.base is a device address; scales are
  * the host's), and kv_write and kv_attend, whose tensors and log_sum_exp are in device memory then:
- * for the formats, layouts and numbers of rows that docs/device.md names, with plugins that have
- * kernels for the device; others are UNSUPPORTED, or LIMIT. Both may be captured. Policies,
+ * for the formats that docs/device.md names, with plugins that have kernels for the device; others
+ * are UNSUPPORTED. Both may be captured (LIMIT: the step has more than one launch takes). Policies,
  * kv_compress, kv_seq_fit_affine, formats that are sealed, demotion, KV_POOL_DEBUG,
  * max_observed_sequences, pressure_percent and counts of what saturates are UNSUPPORTED.
  *

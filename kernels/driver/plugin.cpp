@@ -4,10 +4,10 @@
 #include <new>
 
 #include "driver/arena.hpp"
+#include "driver/attend_plan.hpp"
 #include "driver/buffer.hpp"
 #include "driver/table.hpp"
 #include "driver/verbs.hpp"
-#include "kernels/attend.hpp"
 
 using namespace kvrt;
 using namespace kvrt::cuda;
@@ -170,7 +170,8 @@ const kvrt_plugin plugin = {
                       uint64_t count) { device->table.write(first, words, count); },
     .upload_table = upload_table,
     .kernels = [](const kvrt_device* device) { return device->functions.state(); },
-    .attend_piece_slots = [](uint32_t slots) { return kernels::attend_piece_slots(slots); },
+    .bound_attention = [](kvrt_attend_bounds* bounds) { bound_attention(*bounds); },
+    .plan_attention = [](kvrt_attend_plan* plan) { plan_attention(*plan); },
     .create_workspace = create_workspace,
     .write_rows = write_rows,
     .attend_rows = attend_rows,

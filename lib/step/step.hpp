@@ -13,6 +13,7 @@
 #include "kvrt/kv_cuda.h"
 #include "retention/compact.hpp"
 #include "sequence/cache.hpp"
+#include "step/device_attention.hpp"
 #include "step/device_tables.hpp"
 #include "step/device_verbs.hpp"
 
@@ -66,6 +67,7 @@ struct step_context {
     step_storage storage[max_open_steps];
     device_tables tables;  ///< of a pool on a device
     device_verbs verbs;    ///< the same
+    device_attention attention;
 };
 
 status create_step_context(cache& store, retention_context& retention, step_context& context);

@@ -3,7 +3,7 @@
 #pragma once
 
 #include "fake_driver.hpp"
-#include "kernels/attend.hpp"
+#include "kernels/attend_rows.hpp"
 #include "kernels/copy.hpp"
 #include "kernels/write.hpp"
 
@@ -13,6 +13,7 @@ namespace kvrt::cuda {
 struct kernel_faults {
     std::function<void(kernels::write_parameters&)> write;
     std::function<void(kernels::attend_parameters&)> attend;
+    std::function<void(kernels::rows_parameters&)> attend_rows;
     std::function<bool(kernels::spread_parameters&)> spread;  ///< false: it does not run
 };
 

@@ -20,6 +20,7 @@ struct layers_of_all_kinds {
     float slopes[6] = {0.5f, 0.25f, 0.125f, 0.0625f, 0.03f, 0.015f};
     kv_storage static_scales = KV_INIT(kv_storage);
     kv_storage rotated = KV_INIT(kv_storage);
+    kv_rope rope = KV_INIT(kv_rope);
     std::vector<kv_layer> layers;
     kv_model model = KV_INIT(kv_model);
 
@@ -50,14 +51,22 @@ struct layers_of_all_kinds {
         kv_layer& shared = add(KV_FORMAT_F16, KV_FORMAT_F16);
         shared.flags = KV_LAYER_SHARED;
         shared.query_heads = 2;
+        kv_layer& narrower = add(KV_FORMAT_F16, KV_FORMAT_F16);  // over the same cache
+        narrower.flags = KV_LAYER_SHARED;
+        narrower.window = 30;
+        narrower.window_sinks = 2;
         add(KV_FORMAT_BF16, KV_FORMAT_BF16).flags = KV_LAYER_LANE_PER_HEAD;
         kv_layer& mixed = add(KV_FORMAT_INT8_TOKEN, KV_FORMAT_INT4_TOKEN);
         mixed.key_dim = 40;
         mixed.value_dim = 56;
-        // Written, and not attended to.
         rotated.flags = KV_STORAGE_ROTATE;
-        kv_layer& last = add(KV_FORMAT_Q8_0, KV_FORMAT_INT4_TOKEN);
-        last.key_storage = last.value_storage = &rotated;
+        kv_layer& turned = add(KV_FORMAT_Q8_0, KV_FORMAT_INT4_TOKEN);
+        turned.key_storage = turned.value_storage = &rotated;
+        add(KV_FORMAT_TURBO4, KV_FORMAT_TURBO4);
+        rope.dimensions = 48;  // the others are left alone
+        kv_layer& by_slots = add(KV_FORMAT_Q4_0, KV_FORMAT_NVFP4);
+        by_slots.flags = KV_LAYER_CACHE_POSITIONS;
+        by_slots.rope = &rope;
         model.layers = layers.data();
         model.layer_count = static_cast<uint32_t>(layers.size());
     }
@@ -94,13 +103,13 @@ class twin_pools {
     double worst = 0.0;        ///< error, in units of the largest number of an output
     uint64_t differences = 0;  ///< stored rows, outputs beyond the bound
 
-    explicit twin_pools(uint32_t flags = 0) {
+    explicit twin_pools(uint32_t flags = 0, uint32_t layout = KV_LAYOUT_NATIVE) {
         add_kernels(host.fake, faults);
         for (uint32_t i = 0; i < 2; ++i) {
             kv_pool_config config = small_config(flags);
             config.device = i == 0 ? KV_DEVICE_CUDA : KV_DEVICE_CPU;
             config.arena_bytes = uint64_t{16} << 20;
-            config.layout = KV_LAYOUT_NATIVE;
+            config.layout = layout;
             const kv_status verdict = kv_pool_create(&config, &kinds.model, &pools[i]);
             REQUIRE_MESSAGE(verdict == KV_OK, message_buffer());
         }
@@ -117,7 +126,6 @@ class twin_pools {
     }
 
     uint32_t layers() const { return kinds.model.layer_count; }
-    bool attends(uint32_t layer) const { return layer + 1 != layers(); }
     bool stores(uint32_t layer) const { return (kinds.layers[layer].flags & KV_LAYER_SHARED) == 0; }
 
     /// Pieces of few allocations, as a host's own allocator has them.
@@ -258,7 +266,7 @@ class twin_pools {
                 }
                 write(steps, l, keys, values);
             }
-            if (only_prompt || !attends(l)) continue;
+            if (only_prompt) continue;
             twin_tensor queries = make_tensor(rows, layer.query_heads, layer.key_dim, type);
             twin_tensor out = make_tensor(rows, layer.query_heads, value_dim);
             twin_tensor log_sums = make_tensor(rows, layer.query_heads, 1);
