@@ -109,6 +109,7 @@ const kernel_images& find_images() {
 
 kernel_functions::kernel_functions()
     : spread_{spread_kernel},
+      share_{"kvrt_share_plans"},
       join_{"kvrt_attend_join"},
       write_{kernel_function{"kvrt_write_f32"},
              kernel_function{"kvrt_write_f16"},
@@ -153,6 +154,7 @@ status kernel_functions::load(device_context& device) {
         }
     }
     KVRT_TRY(find(spread_));
+    KVRT_TRY(find(share_));
     KVRT_TRY(find(join_));
     for (kernel_function& each : write_) KVRT_TRY(find(each));
     for (attend_functions& each : attend_) {

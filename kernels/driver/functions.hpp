@@ -43,6 +43,7 @@ class kernel_functions {
     status state() const;
 
     kernel_function& spread() { return spread_; }
+    kernel_function& share() { return share_; }
     kernel_function& write(kernels::number input, kernels::coding keys) {
         return write_[(kernels::is_elaborate(keys) ? 3 : 0) + static_cast<uint32_t>(input) - 1];
     }
@@ -61,7 +62,7 @@ class kernel_functions {
     std::array<module_handle, most_images> modules_ = {};
     uint32_t module_count_ = 0;
     char reason_[160] = "the device is not open";
-    kernel_function spread_, join_;
+    kernel_function spread_, share_, join_;
     std::array<kernel_function, 6> write_;
     std::array<attend_functions, 18> attend_;
 };

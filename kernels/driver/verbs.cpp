@@ -1,6 +1,8 @@
 #include "driver/verbs.hpp"
 
 #include <algorithm>
+#include <bit>
+#include <cstddef>
 #include <cstring>
 
 #include "driver/attend_plan.hpp"
@@ -8,6 +10,7 @@
 #include "kernels/attend_join.hpp"
 #include "kernels/attend_rows.hpp"
 #include "kernels/describe.hpp"
+#include "kernels/share.hpp"
 #include "kernels/write.hpp"
 
 namespace kvrt::cuda {
@@ -44,10 +47,32 @@ kernels::block_tables tables_of(const kvrt_lane& lane, const uint32_t* ids, uint
     return {ids, stride, lane.id_shift};
 }
 
-// The seam's list is the kernels'.
+// The seam's lists are the kernels'.
 static_assert(sizeof(kernels::row_target) == 3 * sizeof(uint32_t));
+static_assert(sizeof(kvrt_plan_copy) == sizeof(kernels::line_share));
+static_assert(offsetof(kvrt_plan_copy, lines) == offsetof(kernels::line_share, lines));
+static_assert(sizeof(kvrt_lane_mapping) == sizeof(kernels::lane_mapping));
+static_assert(offsetof(kvrt_lane_mapping, block_table) ==
+              offsetof(kernels::lane_mapping, block_table));
 
 }  // namespace
+
+status launch_share(kernel_functions& functions, stream_handle stream, device_pointer table,
+                    const kvrt_share_plans& plans) {
+    uint32_t* const words = reinterpret_cast<uint32_t*>(table);
+    kernels::share_parameters call;
+    call.table = words;
+    call.shares = reinterpret_cast<const kernels::line_share*>(words + plans.copies);
+    call.mappings = reinterpret_cast<const kernels::lane_mapping*>(words + plans.mappings);
+    call.share_count = plans.copy_count;
+    call.most_lines = plans.most_lines;
+    call.lanes = plans.lanes;
+    call.rows = plans.rows;
+    call.stride = plans.block_table_stride;
+    call.block_shift = static_cast<uint32_t>(std::countr_zero(plans.block_tokens));
+    return functions.launch(functions.share(), kernels::share_blocks(call), kernels::share_threads,
+                            0, stream, &call);
+}
 
 status describe_lane(const kvrt_lane& lane, const char* verb, kernels::block_place& place) {
     format_description key_format, value_format;

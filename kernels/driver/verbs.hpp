@@ -9,6 +9,10 @@ namespace kvrt::cuda {
 /// The lane as kernels see it; UNSUPPORTED, naming `verb` and format, where none does.
 status describe_lane(const kvrt_lane& lane, const char* verb, kernels::block_place& place);
 
+/// `table`: the words that the call is about.
+status launch_share(kernel_functions& functions, stream_handle stream, device_pointer table,
+                    const kvrt_share_plans& plans);
+
 status launch_write(kernel_functions& functions, stream_handle stream, const kvrt_write_rows& rows);
 
 /// `captured`: the stream is being captured.

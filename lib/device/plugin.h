@@ -39,7 +39,7 @@ typedef struct kvrt_operand {
     /* Not 0: rows are stored with constants that are not here, so nothing reads or writes them. */
     uint32_t more_constants;
     uint32_t tile_tokens; /* of tiles: rows of one */
-    const float* scales; /* of the device: [kv_heads]; NULL: all are 1 */
+    const float* scales;  /* of the device: [kv_heads]; NULL: all are 1 */
 } kvrt_operand;
 
 typedef struct kvrt_lane {
@@ -110,7 +110,8 @@ typedef struct kvrt_attend_bounds {
 } kvrt_attend_bounds;
 
 /* A step's items are listed as sequences, and cut into pieces, in waves whose partial results
- * most_partials has room for: at least that of the bounds. By an item's own rows and slots alone. */
+ * most_partials has room for: at least that of the bounds. By an item's own rows and slots alone.
+ */
 typedef struct kvrt_attend_plan {
     kvrt_attend_view view;
     const kvrt_attend_sequence* items; /* but for first_partial and pieces */
@@ -149,9 +150,28 @@ typedef struct kvrt_attend_rows {
     uint32_t turned_pairs, turned_interleaved; /* by slots; 0: keys come rotated */
     float turning_gain;
     uint32_t unused;
-    const float* turning_table; /* of the device: [4][256][cosines, sines][turned_pairs] */
+    const float* turning_table;    /* of the device: [4][256][cosines, sines][turned_pairs] */
     uint32_t captured, unused_end; /* out: it was captured, instead of enqueued */
 } kvrt_attend_rows;
+
+/* Of a table, in lines of 64 bytes: `lines` of them from `source` on become those from `target` on
+ * too. */
+typedef struct kvrt_plan_copy {
+    uint32_t source, target, lines, unused;
+} kvrt_plan_copy;
+
+/* Where a lane's rows go: [rows] places of 64 bits from the line `mapping` on, of targets as those
+ * of kvrt_write_rows from one line on, and of the lane's block table. */
+typedef struct kvrt_lane_mapping {
+    uint32_t targets, mapping, block_table, unused;
+} kvrt_lane_mapping;
+
+typedef struct kvrt_share_plans {
+    uint64_t copies, mappings; /* words of the table where these lists are */
+    uint32_t copy_count, most_lines;
+    uint32_t lanes, rows;
+    uint32_t block_table_stride, block_tokens;
+} kvrt_share_plans;
 
 typedef struct kvrt_plugin {
     uint32_t struct_size;
@@ -192,12 +212,17 @@ typedef struct kvrt_plugin {
     kv_status (*create_table)(kvrt_device* device, uint64_t words, uint64_t staging_bytes,
                               void** out_address);
     void (*write_table)(kvrt_device* device, uint64_t first, const uint32_t* words, uint64_t count);
+    /* The device may have other words there than the image: all become -1 with the next upload. */
+    void (*forget_table)(kvrt_device* device, uint64_t first, uint64_t count);
     kv_status (*upload_table)(kvrt_device* device, uint64_t step);
 
     /* Kernels: UNSUPPORTED says why there are none, and so do the verbs. */
     kv_status (*kernels)(const kvrt_device* device);
     void (*bound_attention)(kvrt_attend_bounds* bounds);
     void (*plan_attention)(kvrt_attend_plan* plan);
+    /* Copies within the table, and slot mappings, enqueued for an open step: none of the words that
+     * are written is read. */
+    kv_status (*share_plans)(kvrt_device* device, uint64_t step, const kvrt_share_plans* call);
     /* Memory for partial results; once per device. */
     kv_status (*create_workspace)(kvrt_device* device, uint64_t bytes, void** out_address);
     /* Enqueued for an open step, also while its stream is captured. UNSUPPORTED: no kernel reads or

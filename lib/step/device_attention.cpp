@@ -1,6 +1,7 @@
 #include "step/device_attention.hpp"
 
 #include <algorithm>
+#include <cstring>
 
 #include "step/step.hpp"
 
@@ -8,7 +9,6 @@ namespace kvrt {
 
 namespace {
 
-constexpr uint32_t nothing = 0xffffffffu;
 constexpr uint64_t line_words = device_tables::line_words;
 constexpr uint32_t kinds = 2;  ///< of blocks: as they are written, sealed
 constexpr uint64_t sequence_words = sizeof(kvrt_attend_sequence) / sizeof(uint32_t);
@@ -192,22 +192,59 @@ void device_attention::plan_view(const step& target, uint32_t index) {
 
     view_plan& last = planned[uint64_t{target.place} * view_count + index];
     const uint64_t begin = first_word + target.place * place_words + of.first_word;
-    // What the step before had more becomes nothing.
-    const auto write = [&](uint64_t at, host_array<uint32_t>& words, uint64_t each, uint32_t count,
-                           uint32_t& before) {
-        const uint64_t end = std::max(count, before) * each;
-        std::fill(words.data() + count * each, words.data() + end, nothing);
-        device.write_table(begin + at, words.data(), end);
-        before = count;
-    };
-    write(0, sequence_scratch, sequence_words, plan.sequence_count, last.sequences);
+    device_shares& shares = target.context->tables.shares;
+    shares.write(device, last.sequence_part, begin, sequence_scratch.data(),
+                 plan.sequence_count * sequence_words);
     for (uint32_t kind = 0; kind < (of.look.seals != 0 ? kinds : 1); ++kind) {
-        write(of.pieces[kind], piece_scratch[kind], piece_words, plan.piece_count[kind],
-              last.pieces[kind]);
-        write(of.row_pieces[kind], row_piece_scratch[kind], row_piece_words,
-              plan.row_piece_count[kind], last.row_pieces[kind]);
+        last.pieces[kind] = plan.piece_count[kind];
+        last.row_pieces[kind] = plan.row_piece_count[kind];
+        shares.write(device, last.piece_parts[kind], begin + of.pieces[kind],
+                     piece_scratch[kind].data(), last.pieces[kind] * piece_words);
+        shares.write(device, last.row_piece_parts[kind], begin + of.row_pieces[kind],
+                     row_piece_scratch[kind].data(), last.row_pieces[kind] * row_piece_words);
     }
+    last.sequences = plan.sequence_count;
     last.waves = plan.wave_count;
+}
+
+/// Views of lanes that have the same slots, that look alike and have as much room, have the same
+/// lists, in parts that are laid out alike: the first such view.
+uint32_t device_attention::leading_view(const device_shares& shares, uint32_t index) const {
+    const view& mine = views[index];
+    uint32_t first = 0;
+    while (first < index) {
+        const view& other = views[first];
+        if (shares.leaders[other.lane] == shares.leaders[mine.lane] &&
+            std::memcmp(&other.look, &mine.look, sizeof mine.look) == 0 &&
+            other.most_partials == mine.most_partials) {
+            break;
+        }
+        ++first;
+    }
+    return first;
+}
+
+void device_attention::copy_view(const step& target, uint32_t index, uint32_t from) {
+    device_shares& shares = target.context->tables.shares;
+    const view& of = views[index];
+    view_plan& mine = planned[uint64_t{target.place} * view_count + index];
+    const view_plan& other = planned[uint64_t{target.place} * view_count + from];
+    const uint64_t place = first_word + target.place * place_words;
+    const uint64_t begin = place + of.first_word, source = place + views[from].first_word;
+    mine.sequences = other.sequences;
+    shares.copy(mine.sequence_part, begin, source, mine.sequences * sequence_words);
+    for (uint32_t kind = 0; kind < (of.look.seals != 0 ? kinds : 1); ++kind) {
+        mine.pieces[kind] = other.pieces[kind];
+        mine.row_pieces[kind] = other.row_pieces[kind];
+        shares.copy(mine.piece_parts[kind], begin + of.pieces[kind], source + of.pieces[kind],
+                    mine.pieces[kind] * piece_words);
+        shares.copy(mine.row_piece_parts[kind], begin + of.row_pieces[kind],
+                    source + of.row_pieces[kind], mine.row_pieces[kind] * row_piece_words);
+    }
+    mine.waves = other.waves;
+    const uint64_t first_wave = uint64_t{target.place} * place_waves;
+    std::copy_n(waves.data() + first_wave + views[from].first_wave, other.waves,
+                waves.data() + first_wave + of.first_wave);
 }
 
 status device_attention::check_captured(const step& target, uint32_t index) const {
@@ -222,7 +259,14 @@ status device_attention::check_captured(const step& target, uint32_t index) cons
 }
 
 status device_attention::plan(const step& target) {
-    for (uint32_t v = 0; v < view_count; ++v) plan_view(target, v);
+    for (uint32_t v = 0; v < view_count; ++v) {
+        const uint32_t leading = leading_view(target.context->tables.shares, v);
+        if (leading == v) {
+            plan_view(target, v);
+        } else {
+            copy_view(target, v, leading);
+        }
+    }
     if (target.rows > captured_rows) return KV_OK;
     for (uint32_t v = 0; v < view_count; ++v) KVRT_TRY(check_captured(target, v));
     return KV_OK;

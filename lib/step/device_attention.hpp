@@ -11,7 +11,7 @@
 #pragma once
 
 #include "attention/attend.hpp"
-#include "sequence/cache.hpp"
+#include "step/device_shares.hpp"
 
 namespace kvrt {
 
@@ -33,6 +33,7 @@ struct device_attention {
     struct view_plan {
         uint32_t sequences = 0, waves = 0;
         uint32_t pieces[2] = {0, 0}, row_pieces[2] = {0, 0};
+        plan_part sequence_part, piece_parts[2], row_piece_parts[2];
     };
     /// Beside an attend_layer: its view, and its constants on the device.
     struct layer_entry {
@@ -70,6 +71,8 @@ struct device_attention {
     void find_views(const step_context& context);
     void measure_view(const step_context& context, view& made, uint64_t& words);
     void plan_view(const step& target, uint32_t index);
+    void copy_view(const step& target, uint32_t index, uint32_t from);
+    uint32_t leading_view(const device_shares& shares, uint32_t index) const;
     status check_captured(const step& target, uint32_t index) const;
     friend status attend_on_device(step&, uint32_t, const attend_call&);
 };

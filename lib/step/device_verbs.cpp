@@ -10,7 +10,6 @@ namespace kvrt {
 
 namespace {
 
-constexpr uint32_t nothing = 0xffffffffu;
 constexpr uint64_t line_words = device_tables::line_words;
 constexpr uint64_t target_words = 3;
 
@@ -104,7 +103,7 @@ status device_verbs::measure(step_context& context, uint32_t places, uint64_t ta
     host_allocator& allocator = context.store->allocator;
     KVRT_TRY(lanes.allocate(allocator, store.model.lanes.size(), "lanes on the device"));
     KVRT_TRY(sealed_lanes.allocate(allocator, store.model.lanes.size(), "lanes on the device"));
-    KVRT_TRY(last_rows.allocate(allocator, places, "plans of steps"));
+    KVRT_TRY(targets.allocate(allocator, places * store.model.lanes.size(), "plans of steps"));
     return row_scratch.allocate(allocator, lane_words, "plans of steps");
 }
 
@@ -153,6 +152,13 @@ status device_verbs::create(step_context& context) {
 }
 
 void device_verbs::plan_targets(const step& target, uint32_t lane) {
+    device_shares& shares = target.context->tables.shares;
+    const uint64_t word = targets_of(target.place, lane);
+    plan_part& part = targets[uint64_t{target.place} * lanes.size() + lane];
+    const uint64_t count = target_words * target.rows;
+    if (!shares.leads(lane)) {
+        return shares.copy(part, word, targets_of(target.place, shares.leaders[lane]), count);
+    }
     uint32_t* const words = row_scratch.data();
     for (uint32_t i = 0; i < target.item_count; ++i) {
         const step_item& item = target.arrays->items[i];
@@ -163,15 +169,12 @@ void device_verbs::plan_targets(const step& target, uint32_t lane) {
             made[2] = static_cast<uint32_t>(item.owner->next_position + r);
         }
     }
-    const uint32_t end = std::max(target.rows, last_rows[target.place]);
-    std::fill(words + target_words * target.rows, words + target_words * end, nothing);
-    target.context->store->device.write_table(part(target.place, lane), words, target_words * end);
+    shares.write(target.context->store->device, part, word, words, count);
 }
 
 status device_verbs::plan(const step& target) {
     if (!available) return KV_OK;
     for (uint32_t lane = 0; lane < lanes.size(); ++lane) plan_targets(target, lane);
-    last_rows[target.place] = target.rows;
     return target.context->attention.plan(target);
 }
 
@@ -189,7 +192,8 @@ status write_on_device(step& target, uint32_t layer, const tensor_view& keys,
         call.block_table = static_cast<const uint32_t*>(
             tables.at(tables.parts_of(target.place, lane).block_table));
         call.block_table_stride = tables.stride;
-        call.targets = static_cast<const uint32_t*>(tables.at(verbs.part(target.place, lane)));
+        call.targets =
+            static_cast<const uint32_t*>(tables.at(verbs.targets_of(target.place, lane)));
         call.rows = target.rows;
         call.keys = tensor_of(from_head(keys, head));
         call.values = tensor_of(from_head(values, head));

@@ -8,7 +8,7 @@
 #pragma once
 
 #include "attention/attend.hpp"
-#include "sequence/cache.hpp"
+#include "step/device_shares.hpp"
 
 namespace kvrt {
 
@@ -20,7 +20,7 @@ struct device_verbs {
     uint64_t first_word = 0, place_words = 0, lane_words = 0, constants_word = 0;
     host_array<kvrt_lane> lanes;         ///< by lane
     host_array<kvrt_lane> sealed_lanes;  ///< by lane, of those that seal
-    host_array<uint32_t> last_rows;      ///< [places]: that were planned
+    host_array<plan_part> targets;       ///< [places][lanes]
     host_array<uint32_t> row_scratch;    ///< words of a lane
 
     /// Before the tables are created, whose words these follow: how many there are, with those of
@@ -30,11 +30,12 @@ struct device_verbs {
     status create(step_context& context);
     /// As device_attention::plan.
     status plan(const step& target);
-
-  private:
-    uint64_t part(uint32_t place, uint32_t lane) const {
+    /// Where a lane's targets begin, in words of the table.
+    uint64_t targets_of(uint32_t place, uint32_t lane) const {
         return first_word + place * place_words + lane * lane_words;
     }
+
+  private:
     void plan_targets(const step& target, uint32_t lane);
     friend status write_on_device(step&, uint32_t, const tensor_view&, const tensor_view&);
 };

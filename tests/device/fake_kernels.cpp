@@ -9,6 +9,7 @@
 #include "kernels/attend_opened.hpp"
 #include "kernels/attend_rows.hpp"
 #include "kernels/emulator/context.hpp"
+#include "kernels/share.hpp"
 
 namespace kvrt::cuda {
 
@@ -125,6 +126,8 @@ void add_kernels(fake_driver& fake, const kernel_faults& faults) {
     add<spread_parameters>(
         fake, spread_kernel, spread_lines<fake_context>,
         [&faults](spread_parameters& call) { return !faults.spread || faults.spread(call); });
+    add<share_parameters>(fake, "kvrt_share_plans", share_plans<fake_context>,
+                          changing(faults.share));
     const auto write_change = changing(faults.write);
 #define KVRT_ADD_WRITE(type)                                                                    \
     add<write_parameters>(fake, "kvrt_write_" #type, write<number::type, false>, write_change); \

@@ -5,12 +5,14 @@
 #include "fake_driver.hpp"
 #include "kernels/attend_rows.hpp"
 #include "kernels/copy.hpp"
+#include "kernels/share.hpp"
 #include "kernels/write.hpp"
 
 namespace kvrt::cuda {
 
 /// What a test does to launches before they run, to see that it would be noticed.
 struct kernel_faults {
+    std::function<void(kernels::share_parameters&)> share;
     std::function<void(kernels::write_parameters&)> write;
     std::function<void(kernels::attend_parameters&)> attend;
     std::function<void(kernels::rows_parameters&)> attend_rows;

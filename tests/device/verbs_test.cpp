@@ -109,7 +109,13 @@ TEST_CASE("what a wrong launch would do is found by the comparison with the CPU 
     SUBCASE("a stale table") {
         pools.faults.spread = [&](kernels::spread_parameters&) { return ++number != 3; };
     }
-    const bool intact = !pools.faults.write && !pools.faults.attend && !pools.faults.spread;
+    SUBCASE("a plan that is not copied to other lanes") {
+        pools.faults.share = [&](kernels::share_parameters& call) {
+            if (++number == 3) call.share_count = 0;
+        };
+    }
+    const bool intact =
+        !pools.faults.write && !pools.faults.attend && !pools.faults.spread && !pools.faults.share;
     CHECK((faults_found(pools) == 0) == intact);
     CHECK(number != 0);
 }
@@ -139,7 +145,7 @@ TEST_CASE("what kernels do not do is refused by name, and nothing has changed") 
         CHECK(kv_pool_get_layer_stats(pools.pools[0], &stats) == KV_UNSUPPORTED);
         CHECK(message_has("KV_DEVICE_CUDA"));
     }
-    CHECK(pools.host.fake.calls("cuLaunchKernel") <= 1);  // of the tables
+    CHECK(pools.host.fake.calls("cuLaunchKernel") <= 2);  // of the tables
     for (kv_step* step : steps) REQUIRE(kv_step_cancel(step) == KV_OK);
 }
 
