@@ -255,7 +255,7 @@ class attend_fixture {
         std::byte* const block = lane_.arena.data() + size_t{id} * kvrt::block_unit;
         std::copy(block, block + bytes, both.begin());
         const uint32_t first = 0, target = bytes / kvrt::block_unit;
-        const kvrt::block_run from{&lane_.layout, &lane_.layout, &first, 0};
+        const kvrt::block_run from{&lane_.layout, &sealed_, &first, 0};
         kvrt::recoding recoded;
         for (uint32_t head = 0; head < test.lane.kv_heads; ++head) {
             kvrt::fill_block(from, both.data(), nullptr, 0, test.lane.block_tokens, head, sealed_,
