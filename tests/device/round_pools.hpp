@@ -38,8 +38,8 @@ struct rope_of_tests {
 
 /// Twin pools whose sequences have policies.
 struct round_pools : rope_of_tests, twin_pools {
-    explicit round_pools(uint32_t flags = 0)
-        : twin_pools(flags, layers_for_rounds(rope_of_tests::rope)) {}
+    explicit round_pools(uint32_t flags = 0, const kvrt_plugin* plugin = nullptr)
+        : twin_pools(flags, layers_for_rounds(rope_of_tests::rope), plugin) {}
 
     /// The same means of queries in both.
     void give_statistics() {

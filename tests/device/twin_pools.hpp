@@ -130,9 +130,13 @@ class twin_pools {
         made->layout = layout;
         return made;
     }
-    explicit twin_pools(uint32_t flags = 0, std::unique_ptr<twin_model> wanted =
-                                                std::make_unique<layers_of_all_kinds>())
+    /// By `plugin` instead of the one that the tests are linked with, unless it is null.
+    explicit twin_pools(
+        uint32_t flags = 0,
+        std::unique_ptr<twin_model> wanted = std::make_unique<layers_of_all_kinds>(),
+        const kvrt_plugin* plugin = nullptr)
         : made_for(std::move(wanted)) {
+        if (plugin != nullptr) replace_cuda_plugin(plugin);
         add_kernels(host.fake, faults);
         for (uint32_t i = 0; i < 2; ++i) {
             kv_pool_config config = small_config(flags);
@@ -146,8 +150,9 @@ class twin_pools {
         }
     }
     twin_pools(uint32_t flags, uint32_t layout) : twin_pools(flags, laid_out_as(layout)) {}
-    twin_pools(uint32_t flags, const std::vector<kv_layer>& layers)
-        : twin_pools(flags, std::make_unique<layers_given>(layers)) {}
+    twin_pools(uint32_t flags, const std::vector<kv_layer>& layers,
+               const kvrt_plugin* plugin = nullptr)
+        : twin_pools(flags, std::make_unique<layers_given>(layers), plugin) {}
     twin_pools(const twin_pools&) = delete;
     twin_pools& operator=(const twin_pools&) = delete;
     ~twin_pools() {
