@@ -58,6 +58,10 @@ KVRT_DEVICE float relative_position(const attend_parameters& call, const attend_
     if (slot >= sequence.explicit_slots) {
         return static_cast<float>(static_cast<int32_t>(slot + behind - sequence.slots));
     }
+    // No round has a lane with a window: what is explicit is in front of it, where it always was.
+    if (call.positions.base == nullptr) {
+        return static_cast<float>(static_cast<int32_t>(slot + behind - sequence.next_position));
+    }
     const uint32_t tokens = call.place.block_tokens;
     const uint32_t id =
         Cx::template load_constant<uint32_t>(call.tables.of(sequence.table) + slot / tokens)

@@ -23,6 +23,7 @@ inline std::vector<kv_layer> layers_for_rounds(const kv_rope& rope) {
     made[1].value_format = KV_FORMAT_INT4_TOKEN;
     made[2].window = 40;
     made[2].window_sinks = 4;
+    made[2].alibi_slopes = slopes;
     made[3].key_format = made[3].value_format = KV_FORMAT_BF16;
     made[3].flags = KV_LAYER_LANE_PER_HEAD;
     return made;
