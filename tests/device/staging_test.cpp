@@ -300,6 +300,7 @@ TEST_CASE("an upload that fails leaves its lines pending") {
 
 TEST_CASE("after a fault nothing is uploaded") {
     world of(1024, 16, false);
+    of.write(1, 2);
     of.fake.inject("cuMemcpyHtoDAsync_v2", error_launch_failed);
     CHECK(of.table->upload(*of.ring, of.stream) == KV_DEVICE);
     CHECK(message_has("CUDA_ERROR_LAUNCH_FAILED"));
