@@ -228,7 +228,8 @@ status step_end(step& target, kv_step_report& report) {
         run_policies(target, report);
     }
     store.blocks.collect(store.fences);
-    if (store.limits.pressure_bytes != 0) {
+    // On a device reserve demotes under pressure, and policies run when they are due.
+    if (store.limits.pressure_bytes != 0 && !store.on_device()) {
         pressure_report relief;
         relieve_pressure(store, *target.context->retention, store.limits.pressure_bytes, relief);
         report.pressure_rounds = relief.rounds;
