@@ -16,7 +16,7 @@ staging_ring::~staging_ring() {
     for (const batch& each : batches_) {
         if (each.event != nullptr) (void)calls.event_destroy(each.event);
     }
-    if (device_memory_ != 0) (void)calls.memory_free(device_memory_);
+    if (device_memory_ != 0) device_->release(device_memory_, bytes_);
     if (host_ != nullptr) (void)calls.host_free(host_);
 }
 
@@ -29,7 +29,7 @@ status staging_ring::create(device_context& device, uint64_t bytes) {
     void* memory = nullptr;
     KVRT_TRY(device.check(calls.host_allocate(&memory, bytes, 0), "cuMemHostAlloc (staging)"));
     host_ = static_cast<std::byte*>(memory);
-    KVRT_TRY(device.check(calls.memory_allocate(&device_memory_, bytes), "cuMemAlloc (staging)"));
+    KVRT_TRY(device.allocate(bytes, "cuMemAlloc (staging)", device_memory_));
     for (batch& each : batches_) {
         KVRT_TRY(
             device.check(calls.event_create(&each.event, event_disable_timing), "cuEventCreate"));

@@ -4,43 +4,12 @@
 
 #include <algorithm>
 
-#include "twin_pools.hpp"
+#include "twin_cases.hpp"
 
 using namespace kvrt;
 using namespace kvrt::cuda;
 
 namespace {
-
-/// Prompts, single tokens, drafts of which some are accepted, a fork, truncations, a release.
-void drive(twin_pools& pools, uint32_t rounds) {
-    std::deque<twin_sequence> sequences;
-    for (uint32_t i = 0; i < 3; ++i) sequences.push_back(pools.create());
-    pools.step({{&sequences[0], 5, 5}, {&sequences[1], 47, 47}, {&sequences[2], 1, 1}});
-    for (uint32_t round = 0; round < rounds; ++round) {
-        CAPTURE(round);
-        if (round == 2) sequences.push_back(pools.fork(sequences[1]));
-        if (round == 4) pools.truncate(sequences[0], sequences[0].tokens - 2);
-        if (round == 5) {
-            pools.release(sequences[2]);
-            sequences[2] = pools.create();
-        }
-        std::vector<twin_append> items;
-        for (twin_sequence& each : sequences) {
-            if (round % 3 == 2 && &each == &sequences[1]) continue;
-            const uint32_t rows =
-                round % 2 == 0 ? 1 : 1 + static_cast<uint32_t>(pools.random() % 5);
-            const uint32_t refused = rows > 1 && pools.random() % 2 != 0 ? 1 : 0;
-            items.push_back({&each, rows, rows - refused});
-        }
-        std::reverse(items.begin(), items.end());
-        pools.step(items);
-        for (uint32_t i = pools.random() % 40; i > 0; --i) {
-            pools.host.fake.run_one(pools.host.stream);
-        }
-    }
-    pools.host.fake.run_all();
-    for (const twin_sequence& each : sequences) pools.compare_stored(each);
-}
 
 /// What `drive` finds; violations are taken for found, too.
 uint64_t faults_found(twin_pools& pools) {
@@ -63,6 +32,14 @@ TEST_CASE("a CUDA pool writes and attends as a CPU pool does, however late the d
         CHECK(pools.host.fake.calls("cuLaunchKernel") > 100);
         CHECK(pools.host.fake.synchronisations() == 0);
     }
+}
+
+TEST_CASE("steps at random store and attend as on the CPU") {
+    twin_pools pools(KV_POOL_ELASTIC);
+    pools.random.seed(5);
+    drive_at_random(pools, 12);
+    CHECK(pools.differences == 0);
+    CHECK(pools.compared_outputs > 50);
 }
 
 TEST_CASE("what a wrong launch would do is found by the comparison with the CPU pool") {
@@ -105,104 +82,10 @@ TEST_CASE("what a wrong launch would do is found by the comparison with the CPU 
     CHECK(number != 0);
 }
 
-namespace {
-
-/// Tensors of a layer at fixed addresses, as a graph needs them.
-struct layer_tensors {
-    twin_tensor keys, values, queries, out, log_sums;
-};
-
-std::vector<layer_tensors> make_layers(twin_pools& pools, uint32_t rows) {
-    std::vector<layer_tensors> made;
-    for (const kv_layer& layer : pools.kinds.layers) {
-        const uint32_t value_dim = layer.value_dim != 0 ? layer.value_dim : layer.key_dim;
-        made.push_back({pools.make_tensor(rows, layer.kv_heads, layer.key_dim),
-                        pools.make_tensor(rows, layer.kv_heads, value_dim),
-                        pools.make_tensor(rows, layer.query_heads, layer.key_dim),
-                        pools.make_tensor(rows, layer.query_heads, value_dim),
-                        pools.make_tensor(rows, layer.query_heads, 1)});
-    }
-    return made;
-}
-
-}  // namespace
-
 TEST_CASE("a graph of a step's launches, captured once for each place, is replayed for others") {
     twin_pools pools;
-    std::deque<twin_sequence> sequences;
-    for (uint32_t i = 0; i < 3; ++i) sequences.push_back(pools.create());
-    pools.step({{&sequences[0], 250, 250}}, true);
-    pools.step({{&sequences[1], 20, 20}, {&sequences[2], 47, 47}});
-    std::vector<layer_tensors> tensors = make_layers(pools, 3);
-    std::vector<operation> graph;
-    uint64_t launches = 0;
-    for (uint32_t round = 0; round < 8; ++round) {
-        CAPTURE(round);
-        kv_step* steps[2];
-        // Fewer items than were captured, too: of what is behind them nothing is touched.
-        std::vector<twin_append> items = {{&sequences[0], 1, 1}, {&sequences[1], 1, 1}};
-        if (round % 3 != 1) items.push_back({&sequences[2], 1, 1});
-        pools.begin(items, steps);
-        const uint32_t rows = static_cast<uint32_t>(items.size());
-        const uint64_t before = pools.host.fake.calls("cuLaunchKernel");
-        if (round == 0) {
-            pools.host.fake.begin_capture(pools.host.stream);
-            for (uint32_t l = 0; l < pools.layers(); ++l) {
-                const layer_tensors& of = tensors[l];
-                kv_attend_options options = KV_INIT(kv_attend_options);
-                options.log_sum_exp = static_cast<float*>(of.log_sums.on_device.data);
-                if (pools.stores(l)) {
-                    REQUIRE(kv_write(steps[0], l, &of.keys.on_device, &of.values.on_device) ==
-                            KV_OK);
-                }
-                if (!pools.attends(l)) continue;
-                REQUIRE(kv_attend(steps[0], l, &of.queries.on_device, &of.out.on_device,
-                                  &options) == KV_OK);
-            }
-            graph = pools.host.fake.end_capture(pools.host.stream);
-            launches = pools.host.fake.calls("cuLaunchKernel") - before;
-        }
-        for (uint32_t l = 0; l < pools.layers(); ++l) {
-            layer_tensors& of = tensors[l];
-            for (twin_tensor* each : {&of.keys, &of.values, &of.queries}) {
-                pools.draw(*each);
-                pools.host.stream->queue.push_back({"inputs", pools.upload(*each)});
-            }
-        }
-        pools.host.fake.replay(graph, pools.host.stream);
-        for (uint32_t l = 0; l < pools.layers(); ++l) {
-            layer_tensors& of = tensors[l];
-            for (twin_tensor* each : {&of.keys, &of.values, &of.queries, &of.out, &of.log_sums}) {
-                each->on_host.rows = rows;
-            }
-            if (pools.stores(l)) {
-                REQUIRE(kv_write(steps[1], l, &of.keys.on_host, &of.values.on_host) == KV_OK);
-                // The library does not see the replay: the layer counts as the host's own.
-                const uint32_t heads =
-                    (pools.kinds.layers[l].flags & KV_LAYER_LANE_PER_HEAD) != 0 ? 2 : 1;
-                for (uint32_t head = 0; head < heads; ++head) {
-                    kv_cuda_tables tables = KV_INIT(kv_cuda_tables);
-                    tables.kv_head = head;
-                    REQUIRE(kv_cuda_step_tables(steps[0], l, &tables) == KV_OK);
-                    REQUIRE(tables.place == 0);
-                }
-            }
-            if (!pools.attends(l)) continue;
-            kv_attend_options options = KV_INIT(kv_attend_options);
-            options.log_sum_exp = of.log_sums.host.data();
-            REQUIRE(kv_attend(steps[1], l, &of.queries.on_host, &of.out.on_host, &options) ==
-                    KV_OK);
-            pools.expect(of.out, pools.bound_of(l));
-            pools.expect(of.log_sums, pools.bound_of(l));
-        }
-        pools.end(items, steps);
-        pools.host.fake.run_all();
-        CHECK(pools.differences == 0);
-    }
-    CHECK(launches > 20);
-    for (const twin_sequence& each : sequences) pools.compare_stored(each);
-    CHECK(pools.differences == 0);
-    CHECK(sequences[0].tokens == 258);  // past the first piece
+    replay_steps(pools, 8);
+    CHECK(pools.host.fake.calls("cuLaunchKernel") > 20);
 }
 
 TEST_CASE("what kernels do not do is refused by name, and nothing has changed") {
