@@ -1,6 +1,7 @@
 // Pools on a CUDA device (PoolConfig.Device): which one it is, the streams of their steps, tables
 // and tensors in its memory.
 using System;
+using System.Runtime.CompilerServices;
 using Kvrt.Native;
 
 namespace Kvrt
@@ -53,9 +54,15 @@ namespace Kvrt
         /// <summary>What there is; throws with what is missing (<see cref="Status.Unsupported"/>:
         /// the plugin, the driver or a device). Loads the driver and starts it: processes forked
         /// from this one afterwards cannot use CUDA.</summary>
-        public static unsafe CudaDevice Find()
+        public static CudaDevice Find()
         {
             NativeLoader.Load();
+            return FindLoaded();
+        }
+
+        [MethodImpl(MethodImplOptions.NoInlining)] // compiled once the library is there
+        private static unsafe CudaDevice FindLoaded()
+        {
             kv_cuda_device device = default;
             device.struct_size = (uint)sizeof(kv_cuda_device);
             int status = NativeCudaMethods.kv_cuda_get_device(&device);
