@@ -41,7 +41,7 @@ func (s Step) Write(layer uint32, keys, values Tensor) error {
 	if err != nil {
 		return err
 	}
-	step, err := s.enter()
+	step, err := s.enterOn(DeviceCPU)
 	if err != nil {
 		return err
 	}
@@ -64,7 +64,7 @@ func (s Step) Attend(layer uint32, queries, out Tensor, options AttendOptions) e
 	if err != nil {
 		return err
 	}
-	step, err := s.enter()
+	step, err := s.enterOn(DeviceCPU)
 	if err != nil {
 		return err
 	}
@@ -97,7 +97,7 @@ func (s Step) WriteAttend(layer uint32, keys, values, queries, out Tensor,
 	if err != nil {
 		return err
 	}
-	step, err := s.enter()
+	step, err := s.enterOn(DeviceCPU)
 	if err != nil {
 		return err
 	}

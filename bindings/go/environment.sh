@@ -10,6 +10,6 @@ export PKG_CONFIG_PATH=$prefix/lib/pkgconfig${PKG_CONFIG_PATH:+:$PKG_CONFIG_PATH
 export LD_LIBRARY_PATH=$prefix/lib${LD_LIBRARY_PATH:+:$LD_LIBRARY_PATH}
 export KVRT_GOLDEN_DIR=$repository/tests/abi/golden
 # Go's build cache does not look into headers that lie elsewhere; a flag makes it see a new one.
-header_sum=$(cksum <"$prefix/include/kvrt/kvrt.h" | cut -d ' ' -f 1)
+header_sum=$(cat "$prefix"/include/kvrt/*.h | cksum | cut -d ' ' -f 1)
 export CGO_CFLAGS="-O2 -g -DKVRT_GO_HEADER_SUM=$header_sum"
 export CGO_ENABLED=1 GOCACHE=$build/cache GOFLAGS=-mod=mod GOPROXY=off GOTOOLCHAIN=local

@@ -19,6 +19,7 @@ type Pool struct {
 	handle C.uintptr_t
 	hooks  *hookSet
 	waits  bool // PoolThreadSafe: a second caller waits instead of failing
+	onCUDA bool // its tensors and blocks are in device memory
 
 	life lifetime
 	// turn is held by the call that is inside. The library would order or refuse callers itself,
@@ -32,19 +33,28 @@ type Pool struct {
 
 // NewPool creates a pool for one model.
 func NewPool(config Config, model Model) (*Pool, error) {
+	return createPool(config, model, func(native *C.kv_pool_config,
+		description *C.kv_model) C.kvgo_pool {
+		return C.kvgo_pool_create(native, description)
+	})
+}
+
+func createPool(config Config, model Model,
+	create func(*C.kv_pool_config, *C.kv_model) C.kvgo_pool) (*Pool, error) {
 	var memory transfer
 	defer memory.free()
 	native, description, hooks, err := describe(&memory, config, model)
 	if err != nil {
 		return nil, err
 	}
-	created := C.kvgo_pool_create(native, description)
+	created := create(native, description)
 	if err := hooks.after(failure(created.result)); err != nil {
 		C.kvgo_pool_release(created.pool) // it may exist, if a hook panicked
 		hooks.free()
 		return nil, err
 	}
-	p := &Pool{handle: created.pool, hooks: hooks, waits: config.Flags&PoolThreadSafe != 0}
+	p := &Pool{handle: created.pool, hooks: hooks, waits: config.Flags&PoolThreadSafe != 0,
+		onCUDA: config.Device == DeviceCUDA}
 	runtime.SetFinalizer(p, (*Pool).collected)
 	return p, nil
 }

@@ -1,9 +1,18 @@
-// The structs of kvrt.h as Go sees them, for the test of their layout.
+// The structs of kvrt.h and kv_cuda.h as Go sees them, for the test of their layout.
 
 package kvrt
 
 // #include "shims.h"
 import "C"
+
+// rawCUDAStructs are those of kv_cuda.h.
+func rawCUDAStructs() map[string]any {
+	return map[string]any{
+		"kv_cuda_device": C.kv_cuda_device{},
+		"kv_cuda_memory": C.kv_cuda_memory{},
+		"kv_cuda_tables": C.kv_cuda_tables{},
+	}
+}
 
 // rawStructs holds a value of each, by its C name.
 func rawStructs() map[string]any {

@@ -90,13 +90,19 @@ func TestEveryFunctionIsCalled(t *testing.T) {
 		names = append(names, name)
 	}
 	sort.Strings(names)
-	sameLines(t, names, golden(t, "symbols.txt"))
+	want := append(golden(t, "symbols.txt"), golden(t, "cuda_symbols.txt")...)
+	sort.Strings(want)
+	sameLines(t, names, want)
 }
 
 func TestLayout(t *testing.T) {
-	structs := rawStructs()
+	compareLayout(t, rawStructs(), golden(t, "layout.txt"))
+	compareLayout(t, rawCUDAStructs(), golden(t, "cuda_layout.txt"))
+}
+
+func compareLayout(t *testing.T, structs map[string]any, want []string) {
+	t.Helper()
 	var order []string // the golden file's, for maps have none
-	want := golden(t, "layout.txt")
 	for _, line := range want {
 		if !strings.HasPrefix(line, " ") {
 			order = append(order, strings.Fields(line)[0])

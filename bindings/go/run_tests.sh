@@ -29,6 +29,7 @@ run_suite() {
     # A build that fails, a crash or a timeout have no line of their own.
     [ "$status" -eq 0 ] || [ "$bad" -gt 0 ] || bad=1
     failed=$((failed + bad))
+    grep -E ': skipped: ' "$log" || true # nothing is left out in silence
     if [ "$bad" -gt 0 ]; then
         printf 'suite %s, whole log in %s\n' "$name" "$log"
         grep -vE '^ *(=== |--- PASS)' "$log" | tail -n 200

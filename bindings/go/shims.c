@@ -236,6 +236,76 @@ kvgo_result kvgo_write_attend(uintptr_t step, uint32_t layer, kvgo_tensor keys, 
     return finish(status);
 }
 
+/* ---- Pools on CUDA devices ---------------------------------------------------------------- */
+
+kvgo_cuda_device kvgo_cuda_get_device(void) {
+    kvgo_cuda_device out = {{KV_OK, NULL}, KV_INIT(kv_cuda_device)};
+    out.result = finish(kv_cuda_get_device(&out.device));
+    return out;
+}
+
+kvgo_pool kvgo_cuda_pool_create(const kv_pool_config* config, const kv_model* model, uintptr_t user,
+                                uintptr_t allocate, uintptr_t release) {
+    kv_cuda_memory memory = KV_INIT(kv_cuda_memory);
+    memory.user = (void*)user;
+    memory.allocate = (void* (*)(void*, size_t, size_t))allocate;
+    memory.release = (void (*)(void*, void*, size_t, size_t))release;
+    kv_pool* pool = NULL;
+    kvgo_pool out = {{KV_OK, NULL}, 0};
+    out.result = finish(kv_cuda_pool_create(config, model, &memory, &pool));
+    out.pool = (uintptr_t)pool;
+    return out;
+}
+
+kvgo_count kvgo_cuda_pool_memory(uintptr_t pool) {
+    kvgo_count out = {{KV_OK, NULL}, 0};
+    out.result = finish(kv_cuda_pool_memory(pool_of(pool), &out.count));
+    return out;
+}
+
+kvgo_result kvgo_cuda_step_use_stream(uintptr_t step, uintptr_t stream) {
+    return finish(kv_cuda_step_use_stream(step_of(step), (struct CUstream_st*)stream));
+}
+
+kvgo_cuda_tables kvgo_cuda_step_tables(uintptr_t step, uint32_t layer, uint32_t kv_head) {
+    kv_cuda_tables tables = KV_INIT(kv_cuda_tables);
+    tables.kv_head = kv_head;
+    kvgo_cuda_tables out = {{KV_OK, NULL}, 0, 0, 0, 0, 0, 0, 0};
+    out.result = finish(kv_cuda_step_tables(step_of(step), layer, &tables));
+    out.place = tables.place;
+    out.block_table_stride = tables.block_table_stride;
+    out.block_table = (uintptr_t)tables.block_table;
+    out.slot_mapping = (uintptr_t)tables.slot_mapping;
+    out.query_start = (uintptr_t)tables.query_start;
+    out.kv_len = (uintptr_t)tables.kv_len;
+    out.positions = (uintptr_t)tables.positions;
+    return out;
+}
+
+static kvgo_tensor at_address(const kvgo_device_tensor* from) {
+    const kvgo_tensor tensor = {(unsigned char*)from->address,
+                                from->dtype,
+                                from->rows,
+                                from->heads,
+                                from->dim,
+                                from->row_stride,
+                                from->head_stride,
+                                from->dim_stride};
+    return tensor;
+}
+
+kvgo_result kvgo_write_on_device(uintptr_t step, uint32_t layer, kvgo_device_tensor keys,
+                                 kvgo_device_tensor values) {
+    const kvgo_tensor k = at_address(&keys), v = at_address(&values);
+    return finish(write_layer(step_of(step), layer, &k, &v));
+}
+
+kvgo_result kvgo_attend_on_device(uintptr_t step, uint32_t layer, kvgo_device_tensor queries,
+                                  kvgo_device_tensor out, uintptr_t log_sum_exp) {
+    const kvgo_tensor q = at_address(&queries), o = at_address(&out);
+    return finish(attend_layer(step_of(step), layer, &q, &o, 0, (float*)log_sum_exp));
+}
+
 /* ---- Retention and statistics ------------------------------------------------------------- */
 
 kvgo_compress_report kvgo_compress(uintptr_t pool, kv_seq seq, const kv_policy* policy) {
@@ -257,8 +327,7 @@ kvgo_policy_footprint kvgo_pool_policy_footprint(uintptr_t pool, const kv_policy
 
 kvgo_result kvgo_seq_set_scores(uintptr_t pool, kv_seq seq, uint32_t layer, uint64_t first_position,
                                 uint64_t tokens, const float* scores) {
-    return finish(
-        kv_seq_set_scores(pool_of(pool), seq, layer, first_position, tokens, scores));
+    return finish(kv_seq_set_scores(pool_of(pool), seq, layer, first_position, tokens, scores));
 }
 
 kvgo_count kvgo_seq_get_scores(uintptr_t pool, kv_seq seq, uint32_t layer, uint32_t kv_head,

@@ -1,4 +1,4 @@
-/* The raw layer: one shim for each call of kvrt.h that can fail.
+/* The raw layer: one shim for each call of kvrt.h and kv_cuda.h that can fail.
  *
  * kv_last_error is of the thread, and a goroutine may change threads between two calls into C. So
  * each shim fetches the message in the call that failed and returns it by value with the status and
@@ -12,6 +12,7 @@
 #ifndef KVRT_GO_SHIMS_H
 #define KVRT_GO_SHIMS_H
 
+#include <kvrt/kv_cuda.h>
 #include <kvrt/kvrt.h>
 #include <stdint.h>
 #include <stdlib.h>
@@ -150,6 +151,39 @@ kvgo_result kvgo_attend(uintptr_t step, uint32_t layer, kvgo_tensor queries, kvg
 kvgo_result kvgo_write_attend(uintptr_t step, uint32_t layer, kvgo_tensor keys, kvgo_tensor values,
                               kvgo_tensor queries, kvgo_tensor out, uint32_t flags,
                               float* log_sum_exp);
+
+/* ---- Pools on CUDA devices: addresses of the device travel as integers ----------------------- */
+
+typedef struct kvgo_cuda_device {
+    kvgo_result result;
+    kv_cuda_device device;
+} kvgo_cuda_device;
+
+typedef struct kvgo_cuda_tables {
+    kvgo_result result;
+    uint32_t place;
+    uint64_t block_table_stride;
+    uintptr_t block_table, slot_mapping, query_start, kv_len, positions;
+} kvgo_cuda_tables;
+
+typedef struct kvgo_device_tensor {
+    uintptr_t address;
+    uint32_t dtype;
+    uint64_t rows, heads, dim;
+    int64_t row_stride, head_stride, dim_stride;
+} kvgo_device_tensor;
+
+kvgo_cuda_device kvgo_cuda_get_device(void);
+/* `allocate` and `release` are the functions of kv_cuda_memory. */
+kvgo_pool kvgo_cuda_pool_create(const kv_pool_config* config, const kv_model* model, uintptr_t user,
+                                uintptr_t allocate, uintptr_t release);
+kvgo_count kvgo_cuda_pool_memory(uintptr_t pool);
+kvgo_result kvgo_cuda_step_use_stream(uintptr_t step, uintptr_t stream);
+kvgo_cuda_tables kvgo_cuda_step_tables(uintptr_t step, uint32_t layer, uint32_t kv_head);
+kvgo_result kvgo_write_on_device(uintptr_t step, uint32_t layer, kvgo_device_tensor keys,
+                                 kvgo_device_tensor values);
+kvgo_result kvgo_attend_on_device(uintptr_t step, uint32_t layer, kvgo_device_tensor queries,
+                                  kvgo_device_tensor out, uintptr_t log_sum_exp);
 
 /* ---- Retention and statistics ------------------------------------------------------------- */
 

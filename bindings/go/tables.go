@@ -109,6 +109,7 @@ type BlockMemory struct {
 	stride uint64
 	listed listedBlocks
 	over   atomic.Bool
+	onCUDA bool // the host cannot read it
 	once   sync.Once
 	named  map[int32]uint64 // bytes of a block; made when the first is asked for
 }
@@ -122,6 +123,10 @@ func (m *BlockMemory) Block(id int32) ([]byte, error) {
 	if m == nil || m.over.Load() {
 		return nil, errMemoryReturned
 	}
+	if m.onCUDA {
+		return nil, invalid("blocks of a pool on DeviceCUDA are in device memory: Base is an " +
+			"address there")
+	}
 	m.once.Do(func() {
 		m.named = m.listed.bytesOfEach()
 	})
@@ -134,7 +139,8 @@ func (m *BlockMemory) Block(id int32) ([]byte, error) {
 	return unsafe.Slice((*byte)(unsafe.Add(m.base, offset)), bytes), nil
 }
 
-// Base is the address of id 0, for kernels in C; nil once the callback has returned.
+// Base is the address of id 0, for kernels in C, in device memory of a pool there; nil once the
+// callback has returned.
 func (m *BlockMemory) Base() unsafe.Pointer { return m.lent(m.base) }
 
 // Scales are the static scales, arrays of [KVHeads] floats; nil: the format has none.
@@ -232,6 +238,7 @@ func (s Step) ExportHead(layer, kvHead uint32, buffers *TableBuffers,
 			unsafe.Pointer(exported.tables.sealed_value_scales)},
 		stride: uint64(tables.BlockStride),
 		listed: listed,
+		onCUDA: s.pool.onCUDA,
 	}
 	defer s.pool.quit()
 	defer memory.over.Store(true)

@@ -48,6 +48,51 @@ extern "C" {
 
 struct CUstream_st;
 
+/* A CUDA device that pools can be made on: the one that is current for the calling thread, or the
+ * first. */
+typedef struct kv_cuda_device {
+    uint32_t struct_size, flags;
+    const void *next;
+    uint64_t memory_bytes; /* of the device */
+    uint32_t ordinal;      /* as the driver counts */
+    uint32_t compute_major, compute_minor;
+    uint32_t multiprocessors;
+    uint32_t driver_version; /* 13000: made for CUDA 13.0 */
+    uint32_t elastic;        /* 1: it can map memory piece by piece, as KV_POOL_ELASTIC needs */
+    uint32_t has_kernels;    /* 1: the plugin has code for it; 0: reason says why not */
+    uint32_t reserved0;
+    char name[64];
+    char reason[128];
+} kv_cuda_device;
+
+/* Fills `device`, or says what is missing. Loads plugin and driver and starts the driver, so that
+ * processes forked from this one afterwards cannot use CUDA; it takes no memory of the device.
+ * Errors: UNSUPPORTED (there is no plugin, no driver or no device: kv_last_error says which, and
+ * where it was looked for), DEVICE. Threads: safe. */
+KV_API KV_MUST_CHECK kv_status kv_cuda_get_device(kv_cuda_device *device);
+
+/* Whose device memory a pool lives in, instead of the driver's: that of an engine's own allocator,
+ * for one. Called inside kv_cuda_pool_create and kv_pool_release, with the device's primary context
+ * current, by the thread that is in there; what is released is used by nothing any more. */
+typedef struct kv_cuda_memory {
+    uint32_t struct_size, flags;
+    const void *next;
+    void *user;
+    /* An address of the device, or NULL: there is no room. */
+    void *(*allocate)(void *user, size_t bytes, size_t alignment);
+    void (*release)(void *user, void *memory, size_t bytes, size_t alignment);
+} kv_cuda_memory;
+
+/* As kv_pool_create, for a config on KV_DEVICE_CUDA, with all of the pool's device memory (arena,
+ * tables, workspaces) from `memory`, which may be NULL; its functions are kept until the pool ends.
+ * Errors: as kv_pool_create; INVALID (a config on the CPU, one of the two functions alone, an
+ * address that is not aligned), UNSUPPORTED (KV_POOL_ELASTIC with `memory`: what was allocated
+ * cannot be given back in parts), NO_MEMORY (allocate gave NULL). Threads: safe. */
+KV_API KV_MUST_CHECK kv_status kv_cuda_pool_create(const kv_pool_config *config,
+                                                   const kv_model *model,
+                                                   const kv_cuda_memory *memory,
+                                                   kv_pool **out_pool);
+
 /* The stream of a step, before kv_step_reserve: what the step will enqueue is behind all that
  * earlier steps have, on whatever stream. Once per step.
  * Errors: INVALID (the pool is on the CPU, the step is reserved or has one; a stream that is being

@@ -18,7 +18,7 @@ arena_memory::~arena_memory() {
     if (base_ == 0) return;
     const current_context here(device_);  // after a fault too
     if (!elastic_) {
-        (void)device_.calls().memory_free(allocation_);
+        device_.release(allocation_, mapped_bytes_);
         return;
     }
     for (uint64_t i = 0; i < pages_.size(); ++i) {
@@ -39,8 +39,7 @@ status arena_memory::reserve(uint64_t bytes, uint64_t alignment, std::byte** out
 status arena_memory::reserve_plain(uint64_t bytes, uint64_t alignment) {
     // The driver aligns to 256 bytes, whatever it is asked for.
     const uint64_t whole = bytes + alignment;
-    KVRT_TRY(
-        device_.check(device_.calls().memory_allocate(&allocation_, whole), "cuMemAlloc (arena)"));
+    KVRT_TRY(device_.allocate(whole, "cuMemAlloc (arena)", allocation_));
     base_ = round_up<uint64_t>(allocation_, alignment);
     mapped_bytes_ = whole;
     return KV_OK;

@@ -14,7 +14,7 @@ class device_buffer {
     ~device_buffer() {
         if (memory_ == 0) return;
         const current_context here(*device_);
-        (void)device_->calls().memory_free(memory_);
+        device_->release(memory_, bytes_);
     }
 
     /// Once; not initialised.
@@ -22,14 +22,15 @@ class device_buffer {
         device_ = &device;
         const current_context here(device);
         KVRT_TRY(here.state());
-        return device.check(device.calls().memory_allocate(&memory_, bytes),
-                            "cuMemAlloc (workspace)");
+        bytes_ = bytes;
+        return device.allocate(bytes, "cuMemAlloc (workspace)", memory_);
     }
     device_pointer address() const { return memory_; }
 
   private:
     device_context* device_ = nullptr;
     device_pointer memory_ = 0;
+    uint64_t bytes_ = 0;
 };
 
 }  // namespace kvrt::cuda

@@ -32,6 +32,36 @@ status device_context::check(driver_result result, const char* call) {
     return cuda::check(*calls_, result, call);
 }
 
+namespace {
+
+constexpr std::size_t memory_alignment = 256;  ///< the driver's
+
+}  // namespace
+
+status device_context::allocate(uint64_t bytes, const char* what, device_pointer& out) {
+    if (hooks_.allocate == nullptr) return check(calls_->memory_allocate(&out, bytes), what);
+    void* const memory = hooks_.allocate(hooks_.user, bytes, memory_alignment);
+    if (memory == nullptr) {
+        return fail(KV_NO_MEMORY, "{}: the host's allocator refused {} bytes of device memory",
+                    what, bytes);
+    }
+    out = reinterpret_cast<device_pointer>(memory);
+    if (out % memory_alignment == 0) return KV_OK;
+    hooks_.release(hooks_.user, memory, bytes, memory_alignment);
+    const device_pointer odd = out;
+    out = 0;
+    return fail(KV_INVALID, "{}: the host's allocator gave {:#x}, which is no multiple of {}", what,
+                odd, memory_alignment);
+}
+
+void device_context::release(device_pointer memory, uint64_t bytes) {
+    if (hooks_.allocate == nullptr) {
+        (void)calls_->memory_free(memory);
+    } else {
+        hooks_.release(hooks_.user, reinterpret_cast<void*>(memory), bytes, memory_alignment);
+    }
+}
+
 current_context::current_context(device_context& device) : device_(device) {
     state_ = device.healthy();
     const driver_result result = device.calls().context_push(device.handle());

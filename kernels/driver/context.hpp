@@ -7,6 +7,13 @@
 
 namespace kvrt::cuda {
 
+/// Whoever hands out device memory instead of the driver; nobody where `allocate` is null.
+struct memory_hooks {
+    void* user = nullptr;
+    void* (*allocate)(void* user, std::size_t bytes, std::size_t alignment) = nullptr;
+    void (*release)(void* user, void* memory, std::size_t bytes, std::size_t alignment) = nullptr;
+};
+
 class device_context {
   public:
     device_context() = default;
@@ -16,6 +23,11 @@ class device_context {
 
     /// Retains the primary context of device `ordinal`. UNSUPPORTED when there is no such device.
     status open(const driver& table, int ordinal);
+
+    void use_hooks(const memory_hooks& hooks) { hooks_ = hooks; }
+    /// Device memory of the driver's alignment, while the context is current; `what` it is for.
+    status allocate(uint64_t bytes, const char* what, device_pointer& out);
+    void release(device_pointer memory, uint64_t bytes);
 
     const driver& calls() const { return *calls_; }
     device_number device() const { return device_; }
@@ -32,6 +44,7 @@ class device_context {
     context_handle context_ = nullptr;
     driver_result fault_ = success;
     const char* faulted_call_ = nullptr;
+    memory_hooks hooks_;
 };
 
 /// Makes the device's context current while it lives. The caller's comes back afterwards, whichever

@@ -103,6 +103,7 @@ struct access_description {
     call(device_count, cuDeviceGetCount, (int* count)) \
     call(device_get, cuDeviceGet, (device_number* device, int ordinal)) \
     call(device_name, cuDeviceGetName, (char* name, int capacity, device_number device)) \
+    call(total_memory, cuDeviceTotalMem_v2, (size_t* bytes, device_number device)) \
     call(device_attribute, cuDeviceGetAttribute, \
          (int* value, int attribute, device_number device)) \
     call(primary_retain, cuDevicePrimaryCtxRetain, (context_handle* context, device_number)) \

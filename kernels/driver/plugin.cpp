@@ -7,6 +7,7 @@
 #include "driver/attend_plan.hpp"
 #include "driver/buffer.hpp"
 #include "driver/counters.hpp"
+#include "driver/description.hpp"
 #include "driver/rounds.hpp"
 #include "driver/table.hpp"
 #include "driver/verbs.hpp"
@@ -32,16 +33,17 @@ struct kvrt_device {
         allocator.user = options.allocator;
         allocator.allocate = options.allocate;
         allocator.release = options.release;
+        context.use_hooks({options.device_user, options.allocate_device, options.release_device});
     }
     device_pointer at(uint64_t offset) const { return arena.base() + offset; }
 };
 
 namespace {
 
-/// The current context's device; the first, where there is none.
-int current_device(const driver& calls) {
-    device_number device = 0;
-    return calls.context_device(&device) == success ? device : 0;
+kv_status describe(kvrt_device_description* description) {
+    const driver* calls = nullptr;
+    KVRT_TRY(load_driver(calls));
+    return describe_current(*calls, *description);
 }
 
 kv_status open(const kvrt_device_options* options, kvrt_device** out_device) {
@@ -222,6 +224,7 @@ const kvrt_plugin plugin = {
     .struct_size = sizeof(kvrt_plugin),
     .version = KVRT_PLUGIN_VERSION,
     .last_message = []() -> const char* { return message_buffer(); },
+    .describe = describe,
     .open = open,
     .close = close,
     .reserve = reserve,

@@ -16,7 +16,7 @@ staging_ring::~staging_ring() {
     for (const batch& each : batches_) {
         if (each.event != nullptr) (void)calls.event_destroy(each.event);
     }
-    if (device_memory_ != 0) (void)calls.memory_free(device_memory_);
+    if (device_memory_ != 0) device_->release(device_memory_, bytes_);
     if (host_ != nullptr) (void)calls.host_free(host_);
 }
 
@@ -32,8 +32,7 @@ status staging_ring::create(device_context& device, uint64_t bytes) {
         host_ = static_cast<std::byte*>(memory);
     }
     if (device_memory_ == 0) {
-        KVRT_TRY(
-            device.check(calls.memory_allocate(&device_memory_, bytes), "cuMemAlloc (staging)"));
+        KVRT_TRY(device.allocate(bytes, "cuMemAlloc (staging)", device_memory_));
     }
     for (batch& each : batches_) {
         if (each.event != nullptr) continue;

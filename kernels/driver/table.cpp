@@ -36,7 +36,7 @@ uint64_t lines_that_fit(uint64_t bytes) {
 device_table::~device_table() {
     if (memory_ == 0) return;
     const current_context here(*device_);
-    (void)device_->calls().memory_free(memory_);
+    device_->release(memory_, image_.size() * sizeof(uint32_t));
 }
 
 status device_table::create(device_context& device, host_allocator& allocator, uint64_t words,
@@ -54,8 +54,7 @@ status device_table::create(device_context& device, host_allocator& allocator, u
         groups_.allocate(allocator, ceil_divide<uint64_t>(marks_.size(), 64), "marks of tables"));
     const current_context here(device);
     KVRT_TRY(here.state());
-    KVRT_TRY(device.check(device.calls().memory_allocate(&memory_, lines * line_bytes),
-                          "cuMemAlloc (tables)"));
+    KVRT_TRY(device.allocate(lines * line_bytes, "cuMemAlloc (tables)", memory_));
     std::fill(image_.begin(), image_.end(), nothing);
     return KV_OK;
 }

@@ -16,4 +16,8 @@ status check_arena(uint64_t arena_bytes);
 /// Allocates everything of a pool but its threads. `resolved` comes from resolve_config.
 status create_stores(const kv_pool_config& resolved, const kv_model* model, kv_pool& pool);
 
+/// kv_pool_create; a pool on the device has its memory from `memory`.
+status create_pool(const kv_pool_config* config, const kv_model* model,
+                   const device_allocator& memory, kv_pool** out_pool);
+
 }  // namespace kvrt

@@ -1,10 +1,72 @@
 // The calls of kv_cuda.h.
-#include "api/handles.hpp"
+#include <exception>
+
+#include "api/create.hpp"
 #include "kvrt/kv_cuda.h"
 
 using namespace kvrt;
 
+namespace {
+
+status get_device(kv_cuda_device* device) {
+    kv_cuda_device local;
+    KVRT_TRY(adopt(device, 0, "device (kv_cuda_device)", local));
+    const kvrt_plugin* plugin = nullptr;
+    KVRT_TRY(load_cuda_plugin(plugin));
+    kvrt_device_description found = {};
+    KVRT_TRY(describe_device(*plugin, found));
+    local.memory_bytes = found.memory_bytes;
+    local.ordinal = found.ordinal;
+    local.compute_major = found.compute_major;
+    local.compute_minor = found.compute_minor;
+    local.multiprocessors = found.multiprocessors;
+    local.driver_version = found.driver_version;
+    local.elastic = found.elastic;
+    local.has_kernels = found.has_kernels;
+    static_assert(sizeof local.name == sizeof found.name);
+    static_assert(sizeof local.reason == sizeof found.reason);
+    std::memcpy(local.name, found.name, sizeof local.name);
+    std::memcpy(local.reason, found.reason, sizeof local.reason);
+    deliver(local, device);
+    return KV_OK;
+}
+
+status create_with_memory(const kv_pool_config* config, const kv_model* model,
+                          const kv_cuda_memory* memory, kv_pool** out_pool) {
+    device_allocator allocator;
+    if (memory != nullptr) {
+        kv_cuda_memory local;
+        KVRT_TRY(adopt(memory, 0, "memory (kv_cuda_memory)", local));
+        if (local.allocate == nullptr || local.release == nullptr) {
+            return fail(KV_INVALID, "memory (kv_cuda_memory): allocate and release come together");
+        }
+        allocator = {local.user, local.allocate, local.release};
+    }
+    return create_pool(config, model, allocator, out_pool);
+}
+
+}  // namespace
+
 extern "C" {
+
+kv_status kv_cuda_get_device(kv_cuda_device* device) {
+    try {
+        return get_device(device);
+    } catch (const std::exception& error) {
+        return fail(KV_INTERNAL, "{}", error.what());
+    }
+}
+
+kv_status kv_cuda_pool_create(const kv_pool_config* config, const kv_model* model,
+                              const kv_cuda_memory* memory, kv_pool** out_pool) {
+    if (out_pool == nullptr) return fail(KV_INVALID, "out_pool is NULL");
+    *out_pool = nullptr;
+    try {
+        return create_with_memory(config, model, memory, out_pool);
+    } catch (const std::exception& error) {
+        return fail(KV_INTERNAL, "{}", error.what());
+    }
+}
 
 kv_status kv_cuda_step_use_stream(kv_step* step, struct CUstream_st* stream) {
     return call_step(step, [&] { return step_use_stream(step->core, stream); });

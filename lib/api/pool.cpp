@@ -131,11 +131,22 @@ status create_stores(const kv_pool_config& resolved, const kv_model* model, kv_p
 
 namespace {
 
-status open_device(const kv_pool_config& resolved, cache& store) {
-    if (resolved.device == KV_DEVICE_CPU) return KV_OK;
+status open_device(const kv_pool_config& resolved, const device_allocator& memory, cache& store) {
+    if (resolved.device == KV_DEVICE_CPU) {
+        if (memory.allocate == nullptr) return KV_OK;
+        return fail(KV_INVALID,
+                    "memory (kv_cuda_memory): the config's device is not "
+                    "KV_DEVICE_CUDA");
+    }
+    const bool elastic = (resolved.flags & KV_POOL_ELASTIC) != 0;
+    if (elastic && memory.allocate != nullptr) {
+        return fail(KV_UNSUPPORTED,
+                    "memory (kv_cuda_memory): KV_POOL_ELASTIC gives memory back in parts, and what "
+                    "was allocated has none: leave one of the two out");
+    }
     const kvrt_plugin* plugin = nullptr;
     KVRT_TRY(load_cuda_plugin(plugin));
-    KVRT_TRY(store.device.open(*plugin, store.allocator, (resolved.flags & KV_POOL_ELASTIC) != 0));
+    KVRT_TRY(store.device.open(*plugin, store.allocator, elastic, memory));
     store.fences.device = &store.device;
     return KV_OK;
 }
@@ -164,7 +175,10 @@ void destroy(kv_pool* pool) {
     release(allocator, pool, sizeof(kv_pool), alignof(kv_pool));
 }
 
-status create(const kv_pool_config* config, const kv_model* model, kv_pool** out_pool) {
+}  // namespace
+
+status create_pool(const kv_pool_config* config, const kv_model* model,
+                   const device_allocator& device, kv_pool** out_pool) {
     kv_pool_config resolved;
     kv_hooks hooks;
     KVRT_TRY(resolve_config(config, resolved, hooks));
@@ -181,7 +195,7 @@ status create(const kv_pool_config* config, const kv_model* model, kv_pool** out
     pool->store.allocator = allocator;
     pool->hooks = hooks;
     status verdict = pool->store.threads.start(pool->store.allocator, resolved.threads, &hooks);
-    if (verdict == KV_OK) verdict = open_device(resolved, pool->store);
+    if (verdict == KV_OK) verdict = open_device(resolved, device, pool->store);
     if (verdict == KV_OK) verdict = create_stores(resolved, model, *pool);
     if (verdict < 0) {
         destroy(pool);
@@ -193,6 +207,8 @@ status create(const kv_pool_config* config, const kv_model* model, kv_pool** out
     *out_pool = pool;
     return KV_OK;
 }
+
+namespace {
 
 status pass_fence(kv_pool& pool, uint64_t fence) {
     fence_clock& fences = pool.store.fences;
@@ -246,7 +262,7 @@ kv_status kv_pool_create(const kv_pool_config* config, const kv_model* model, kv
     if (out_pool == nullptr) return fail(KV_INVALID, "out_pool is NULL");
     *out_pool = nullptr;
     try {
-        return create(config, model, out_pool);
+        return create_pool(config, model, {}, out_pool);
     } catch (const std::exception& error) {
         return fail(KV_INTERNAL, "{}", error.what());
     }

@@ -29,7 +29,20 @@ typedef struct kvrt_device_options {
     void* allocator;
     void* (*allocate)(void* allocator, size_t bytes, size_t alignment);
     void (*release)(void* allocator, void* memory, size_t bytes, size_t alignment);
+    /* Memory of the device, as kv_cuda_memory; allocate_device may be NULL: the driver's. */
+    void* device_user;
+    void* (*allocate_device)(void* user, size_t bytes, size_t alignment);
+    void (*release_device)(void* user, void* memory, size_t bytes, size_t alignment);
 } kvrt_device_options;
+
+/* As kv_cuda_device of kv_cuda.h. */
+typedef struct kvrt_device_description {
+    uint64_t memory_bytes;
+    uint32_t ordinal, compute_major, compute_minor, multiprocessors, driver_version;
+    uint32_t elastic, has_kernels, unused;
+    char name[64];
+    char reason[128];
+} kvrt_device_description;
 
 /* Keys or values of a lane's blocks, as operand_layout of format/tile.hpp: strides in words. */
 typedef struct kvrt_operand {
@@ -269,6 +282,7 @@ typedef struct kvrt_plugin {
 
     /* The device that is current for the calling thread, or the first. UNSUPPORTED: no driver, no
      * such device. */
+    kv_status (*describe)(kvrt_device_description* description);
     kv_status (*open)(const kvrt_device_options* options, kvrt_device** out_device);
     /* Waits until the device is done with everything that was begun. */
     void (*close)(kvrt_device* device);

@@ -111,14 +111,25 @@ plugin_device::~plugin_device() {
     if (device_ != nullptr) plugin_->close(device_);
 }
 
-status plugin_device::told(status verdict) const {
-    const char* message = plugin_->last_message();
+namespace {
+
+status tell(const kvrt_plugin& plugin, status verdict) {
+    const char* message = plugin.last_message();
     // A plugin that is linked in has left it where it belongs.
     if (verdict >= 0 || message == message_buffer()) return verdict;
     return fail(verdict, "{}", message);
 }
 
-status plugin_device::open(const kvrt_plugin& plugin, host_allocator& allocator, bool elastic) {
+}  // namespace
+
+status describe_device(const kvrt_plugin& plugin, kvrt_device_description& out) {
+    return tell(plugin, plugin.describe(&out));
+}
+
+status plugin_device::told(status verdict) const { return tell(*plugin_, verdict); }
+
+status plugin_device::open(const kvrt_plugin& plugin, host_allocator& allocator, bool elastic,
+                           const device_allocator& of_device) {
     plugin_ = &plugin;
     kvrt_device_options options = {};
     options.struct_size = sizeof options;
@@ -131,6 +142,9 @@ status plugin_device::open(const kvrt_plugin& plugin, host_allocator& allocator,
     options.release = [](void* to, void* memory, std::size_t bytes, std::size_t alignment) {
         kvrt::release(*static_cast<host_allocator*>(to), memory, bytes, alignment);
     };
+    options.device_user = of_device.user;
+    options.allocate_device = of_device.allocate;
+    options.release_device = of_device.release;
     return told(plugin.open(&options, &device_));
 }
 

@@ -21,6 +21,16 @@ status check_plugin(const kvrt_plugin* plugin, const char* place);
 /// For tests: what load_cuda_plugin gives from now on; null: what it finds.
 void replace_cuda_plugin(const kvrt_plugin* plugin);
 
+/// Whose device memory a device works in; the driver's where `allocate` is null.
+struct device_allocator {
+    void* user = nullptr;
+    void* (*allocate)(void* user, std::size_t bytes, std::size_t alignment) = nullptr;
+    void (*release)(void* user, void* memory, std::size_t bytes, std::size_t alignment) = nullptr;
+};
+
+/// What a device would be opened on. UNSUPPORTED: there is none.
+status describe_device(const kvrt_plugin& plugin, kvrt_device_description& out);
+
 class plugin_device final : public device_memory, public step_clock {
   public:
     plugin_device() = default;
@@ -29,7 +39,8 @@ class plugin_device final : public device_memory, public step_clock {
     ~plugin_device() override;
 
     /// `allocator` outlives it.
-    status open(const kvrt_plugin& plugin, host_allocator& allocator, bool elastic);
+    status open(const kvrt_plugin& plugin, host_allocator& allocator, bool elastic,
+                const device_allocator& of_device = {});
     bool is_open() const { return device_ != nullptr; }
 
     status reserve(uint64_t bytes, uint64_t alignment, std::byte** out_base) override;

@@ -84,9 +84,10 @@ bool read_switch(std::string_view option, arguments& read) {
 
 bool takes_value(std::string_view option) {
     constexpr std::string_view options[] = {
-        "--model",  "--prompt",         "--report", "--tokens",      "--policy",        "--budget",
-        "--every",  "--format",         "--seed",   "--temperature", "--top-p",         "--threads",
-        "--record", "--repeat-penalty", "--chunk",  "--drafts",      "--record-layers", "--preset"};
+        "--model",  "--prompt",        "--report", "--tokens",         "--policy",
+        "--budget", "--every",         "--format", "--seed",           "--temperature",
+        "--top-p",  "--threads",       "--record", "--repeat-penalty", "--chunk",
+        "--drafts", "--record-layers", "--preset", "--device"};
     return std::find(std::begin(options), std::end(options), option) != std::end(options);
 }
 
@@ -109,6 +110,8 @@ outcome<nothing> read_value(std::string_view option, std::string_view word, argu
         return read_name(option, word, format_names, writing.format);
     } else if (option == "--preset") {
         return read_name(option, word, preset_names, writing.preset);
+    } else if (option == "--device") {
+        return read_name(option, word, device_names, writing.device);
     } else if (option == "--tokens") {
         return read_number<std::uint32_t>(option, word, 1, most, writing.tokens);
     } else if (option == "--budget") {
@@ -155,6 +158,10 @@ outcome<nothing> check_together(const arguments& read) {
     }
     if (!read.record.empty() && read.writing.preset != "none") {
         return error{"--record takes no --preset: a trace names one format for all of its layers"};
+    }
+    if (!read.record.empty() && read.writing.device != "cpu") {
+        return error{
+            "--record takes no --device cuda: a trace holds outputs that the CPU has bit by bit"};
     }
     if (!read.record.empty() && read.writing.cache_positions) {
         return error{"--record takes no --cache-positions: a trace holds rotated keys"};
@@ -233,6 +240,9 @@ const char* usage() {
            "near-lossless,\n"
            "                        balanced or smallest; layers that it spares keep the format "
            "(none)\n"
+           "  --device NAME         where the cache is, and attention: cpu, or cuda, the first "
+           "NVIDIA\n"
+           "                        GPU (cpu)\n"
            "  --temperature T       0: always the likeliest token (0)\n"
            "  --top-p P             draw among the likeliest tokens that make up this share "
            "(0.95)\n"

@@ -1,6 +1,9 @@
 #include "kv_cache.hpp"
 
+#include <kvrt/kv_cuda.h>
+
 #include <algorithm>
+#include <cstring>
 #include <utility>
 
 #include "text.hpp"
@@ -29,6 +32,9 @@ kv_tensor tensor_of(float* data, std::size_t rows, std::size_t heads, std::size_
     tensor.dim_stride = 1;
     return tensor;
 }
+
+// More waits for a GPU's uploads than a step can need.
+constexpr int most_uploads = 64;
 
 // Formats that code the tokens of a block together want 64 of them.
 bool codes_blocks(std::uint32_t format) {
@@ -123,6 +129,13 @@ outcome<kv_cache> kv_cache::create(const llama_config& config, const cache_optio
     pool_config.max_step_tokens = options.most_step_rows;
     pool_config.threads = options.threads;
     pool_config.max_observed_sequences = options.most_observed;
+    kv_cache cache;
+    if (options.on_gpu) {
+        pool_config.device = KV_DEVICE_CUDA;
+        if (auto opened = cache.create_gpu_rows(config, options.most_step_rows); !opened) {
+            return opened.failure();
+        }
+    }
 
     // Without an arena the plan says how large a one these limits need.
     kv_plan_report plan = KV_INIT(kv_plan_report);
@@ -135,7 +148,6 @@ outcome<kv_cache> kv_cache::create(const llama_config& config, const cache_optio
     if (const kv_status status = kv_pool_create(&pool_config, &model, &pool); status != KV_OK) {
         return library_error("kv_pool_create", status);
     }
-    kv_cache cache;
     cache.pool_.reset(pool);
     cache.positions_.reserve(options.most_step_rows);
     cache.query_heads_ = config.query_heads;
@@ -148,8 +160,31 @@ outcome<kv_cache> kv_cache::create(const llama_config& config, const cache_optio
     return cache;
 }
 
+outcome<nothing> kv_cache::create_gpu_rows(const llama_config& config, std::size_t most_rows) {
+    auto opened = cuda_device::open();
+    if (!opened) {
+        return opened.failure();
+    }
+    gpu_ = std::move(*opened);
+    const std::size_t queries = config.query_size();
+    auto packed = device_rows::allocate(*gpu_, most_rows * (queries + 2 * config.kv_size()));
+    if (!packed) {
+        return packed.failure();
+    }
+    gpu_packed_.emplace(std::move(*packed));
+    auto out = device_rows::allocate(*gpu_, most_rows * queries);
+    if (!out) {
+        return out.failure();
+    }
+    gpu_out_.emplace(std::move(*out));
+    return nothing{};
+}
+
 kv_cache::kv_cache(kv_cache&& other) noexcept
     : attention_cache(other),
+      gpu_(std::move(other.gpu_)),
+      gpu_packed_(std::move(other.gpu_packed_)),
+      gpu_out_(std::move(other.gpu_out_)),
       pool_(std::move(other.pool_)),
       step_(std::exchange(other.step_, nullptr)),
       positions_(std::move(other.positions_)),
@@ -218,6 +253,12 @@ outcome<std::span<const std::uint32_t>> kv_cache::begin(std::span<const item> it
     if (const kv_status status = kv_step_begin(pool_.get(), &step_); status != KV_OK) {
         return library_error("kv_step_begin", status);
     }
+    if (gpu_ != nullptr) {
+        const kv_status status = kv_cuda_step_use_stream(step_, gpu_->stream());
+        if (status != KV_OK) {
+            return library_error("kv_cuda_step_use_stream", status);
+        }
+    }
     positions_.clear();
     for (const item& one : items) {
         kv_append_info info = KV_INIT(kv_append_info);
@@ -231,14 +272,60 @@ outcome<std::span<const std::uint32_t>> kv_cache::begin(std::span<const item> it
             positions_.push_back(static_cast<std::uint32_t>(info.first_position + i));
         }
     }
-    kv_reserve_report report = KV_INIT(kv_reserve_report);
-    if (const kv_status status = kv_step_reserve(step_, &report); status != KV_OK) {
-        return library_error("kv_step_reserve", status);
+    if (auto reserved = reserve(); !reserved) {
+        return reserved.failure();
     }
     return std::span<const std::uint32_t>(positions_);
 }
 
+outcome<nothing> kv_cache::reserve() {
+    kv_reserve_report report = KV_INIT(kv_reserve_report);
+    kv_status status = kv_step_reserve(step_, &report);
+    // Tables go to a GPU in pieces, as it takes them; the next call goes on from there.
+    for (int i = 0; status == KV_AGAIN && gpu_ != nullptr && i < most_uploads; ++i) {
+        if (auto waited = gpu_->wait(); !waited) {
+            return waited;
+        }
+        status = kv_step_reserve(step_, &report);
+    }
+    if (status != KV_OK) {
+        return library_error("kv_step_reserve", status);
+    }
+    return nothing{};
+}
+
+// The model's products are the CPU's, so each layer's rows cross the bus, there and back.
+outcome<nothing> kv_cache::attend_on_gpu(std::uint32_t layer, const attention_rows& rows) {
+    const std::size_t queries = std::size_t{query_heads_} * head_dim_;
+    const std::size_t packed = rows.rows * rows.row_stride;
+    std::memcpy(gpu_packed_->host(), rows.queries, packed * sizeof(float));
+    if (auto sent = gpu_packed_->upload(packed); !sent) {
+        return sent;
+    }
+    const auto at = [&](const float* place, std::size_t heads) {
+        return tensor_of(gpu_packed_->device() + (place - rows.queries), rows.rows, heads,
+                         head_dim_, rows.row_stride);
+    };
+    auto done =
+        attend(layer, {at(rows.queries, query_heads_), at(rows.keys, kv_heads_),
+                       at(rows.values, kv_heads_),
+                       tensor_of(gpu_out_->device(), rows.rows, query_heads_, head_dim_, queries)});
+    if (done) {
+        done = gpu_out_->download(rows.rows * queries);
+    }
+    if (done) {
+        done = gpu_->wait();
+    }
+    if (done) {
+        std::memcpy(rows.out, gpu_out_->host(), rows.rows * queries * sizeof(float));
+    }
+    return done;
+}
+
 outcome<nothing> kv_cache::attend(std::uint32_t layer, const attention_rows& rows) {
+    if (gpu_ != nullptr) {
+        return attend_on_gpu(layer, rows);
+    }
     const auto packed = [&](float* data, std::size_t heads) {
         return tensor_of(data, rows.rows, heads, head_dim_, rows.row_stride);
     };

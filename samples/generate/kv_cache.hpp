@@ -1,5 +1,6 @@
 // The engine's side of libkvrt: a pool for a model, its sequences, and one step at a time as an
-// object that attention can be asked of. Nothing here knows how keys and values are stored.
+// object that attention can be asked of. Nothing here knows how keys and values are stored. The
+// pool is on the CPU, or on a GPU: then rows go there layer by layer, and outputs come back.
 //
 //     cache.begin(items) -> forward_pass::run(batch, cache, logits) -> cache.end()
 //
@@ -10,9 +11,11 @@
 
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <span>
 #include <vector>
 
+#include "cuda_driver.hpp"
 #include "llama.hpp"
 #include "outcome.hpp"
 
@@ -60,9 +63,11 @@ struct cache_options {
     std::uint32_t demoted_format = 0;  // of blocks behind the newest tokens, rotated; 0: as others
     std::uint32_t demote_after = 0;    // so many
     bool cache_positions = false;      // the library rotates, by places in the cache
+    bool on_gpu = false;               // the pool is on the first CUDA device
 };
 
-// What a layer hands over and where it wants the result, [rows, heads, dim] each.
+// What a layer hands over and where it wants the result, [rows, heads, dim] each, on the device
+// that the pool is on.
 struct attention_tensors {
     kv_tensor queries;
     kv_tensor keys;
@@ -121,7 +126,14 @@ class kv_cache : public attention_cache {
 
     kv_cache() = default;
     void cancel();
+    outcome<nothing> create_gpu_rows(const llama_config& config, std::size_t most_rows);
+    outcome<nothing> reserve();
+    outcome<nothing> attend_on_gpu(std::uint32_t layer, const attention_rows& rows);
 
+    // Of a pool on a GPU, which is gone before they are.
+    std::unique_ptr<cuda_device> gpu_;
+    std::optional<device_rows> gpu_packed_;  // queries, keys and values of a layer
+    std::optional<device_rows> gpu_out_;
     std::unique_ptr<kv_pool, pool_release> pool_;
     kv_step* step_ = nullptr;
     std::vector<std::uint32_t> positions_;

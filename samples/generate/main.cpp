@@ -12,6 +12,7 @@
 
 #include "arguments.hpp"
 #include "chat.hpp"
+#include "cuda_driver.hpp"
 #include "gguf.hpp"
 #include "llama.hpp"
 #include "recorder.hpp"
@@ -136,7 +137,23 @@ outcome<std::vector<writing_result>> run_prompts(const loaded& engine, const arg
     return runs;
 }
 
+// Before anything long begins.
+outcome<nothing> check_device(const std::string& device) {
+    if (device == "cpu") {
+        return nothing{};
+    }
+    const auto gpu = cuda_device::open();
+    if (!gpu) {
+        return gpu.failure();
+    }
+    std::fprintf(stderr, "the cache is on %s\n", (*gpu)->name().c_str());
+    return nothing{};
+}
+
 outcome<nothing> run(const arguments& wanted) {
+    if (auto checked = check_device(wanted.writing.device); !checked) {
+        return checked;
+    }
     std::unique_ptr<trace_recorder> recorder;
     if (!wanted.record.empty()) {
         auto opened = trace_recorder::open(wanted.record);

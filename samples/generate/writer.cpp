@@ -291,6 +291,7 @@ outcome<writing_result> write_text(const llama_model& model, const tokenizer& wo
     room.most_tokens = static_cast<std::uint32_t>(retained);
     room.most_step_rows = most_step_rows(options);
     room.cache_positions = options.cache_positions;
+    room.on_gpu = options.device == "cuda";
     room.threads = options.threads;
     auto cache = kv_cache::create(model.config, room);
     if (!cache) {

@@ -30,6 +30,7 @@ struct writing_options {
     std::uint32_t every = 128;    // tokens between rounds
     std::string format = "f16";   // f16, bf16, f32
     std::string preset = "none";  // none, near-lossless, balanced, smallest
+    std::string device = "cpu";   // cpu, cuda: where the cache is
     std::uint64_t seed = 1;
     double temperature = 0.0;
     double top_p = 0.95;
@@ -50,6 +51,7 @@ inline constexpr std::string_view policy_names[] = {"full", "triattention", "str
 inline constexpr std::string_view format_names[] = {"f16", "bf16", "f32"};
 inline constexpr std::string_view preset_names[] = {"none", "near-lossless", "balanced",
                                                     "smallest"};
+inline constexpr std::string_view device_names[] = {"cpu", "cuda"};
 
 // What is known after each written token.
 struct writing_progress {

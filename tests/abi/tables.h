@@ -1,5 +1,5 @@
 /* What kvrt.h declares, as the C compiler sees it: every struct, field and constant, each listed by
- * hand in tables.c. golden_test.cpp checks that nothing of the header is missing there. */
+ * hand in tables.c or constants.c. golden_test.cpp checks that nothing of the header is missing. */
 #ifndef KVRT_TESTS_ABI_TABLES_H
 #define KVRT_TESTS_ABI_TABLES_H
 

@@ -169,6 +169,12 @@ void fake_driver::fill_table() {
         std::snprintf(name, static_cast<std::size_t>(capacity), "a fake device");
         return success;
     };
+    table_.total_memory = [](std::size_t* bytes, device_number) {
+        return calls::any("cuDeviceTotalMem_v2", [&](fake_driver& self) {
+            *bytes = self.options_.memory_bytes;
+            return success;
+        });
+    };
     table_.device_attribute = [](int* value, int attribute, device_number) {
         return calls::any("cuDeviceGetAttribute", [&](fake_driver& self) {
             *value = attribute == attribute_virtual_memory  ? (self.options_.device_maps ? 1 : 0)

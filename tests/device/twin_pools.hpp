@@ -1,5 +1,6 @@
-// A pool on KV_DEVICE_CUDA, over the fake driver with the real kernels, and one on the CPU, that do
-// the same steps: what is stored must have the same bytes, and what attention gives must agree.
+// A pool on KV_DEVICE_CUDA and one on the CPU, that do the same steps: what is stored must have the
+// same bytes, and what attention gives must agree. The device is whatever a twin_device stands for:
+// the fake driver with the kernels themselves (twin_pools, below), or a GPU (tests/gpu).
 #pragma once
 
 #include <cmath>
@@ -11,6 +12,7 @@
 #include "api/handles.hpp"
 #include "cuda_pool.hpp"
 #include "fake_kernels.hpp"
+#include "twin_device.hpp"
 
 namespace kvrt::cuda {
 
@@ -113,11 +115,8 @@ struct twin_append {
     uint32_t accepted = 0;
 };
 
-class twin_pools {
+class twin_pools_on {
   public:
-    kernel_faults faults;
-    with_images images;
-    cuda_host host;
     const std::unique_ptr<twin_model> made_for;
     twin_model& kinds = *made_for;
     kv_pool* pools[2] = {nullptr, nullptr};  ///< on the device, on the CPU
@@ -125,19 +124,10 @@ class twin_pools {
     double worst = 0.0;        ///< error, in units of the largest number of an output
     uint64_t differences = 0;  ///< stored rows, outputs beyond the bound
 
-    static std::unique_ptr<twin_model> laid_out_as(uint32_t layout) {
-        auto made = std::make_unique<layers_of_all_kinds>();
-        made->layout = layout;
-        return made;
-    }
-    /// By `plugin` instead of the one that the tests are linked with, unless it is null.
-    explicit twin_pools(
-        uint32_t flags = 0,
-        std::unique_ptr<twin_model> wanted = std::make_unique<layers_of_all_kinds>(),
-        const kvrt_plugin* plugin = nullptr)
-        : made_for(std::move(wanted)) {
-        if (plugin != nullptr) replace_cuda_plugin(plugin);
-        add_kernels(host.fake, faults);
+    /// `device` outlives it.
+    twin_pools_on(twin_device& device, uint32_t flags,
+                  std::unique_ptr<twin_model> wanted = std::make_unique<layers_of_all_kinds>())
+        : made_for(std::move(wanted)), device_(device) {
         for (uint32_t i = 0; i < 2; ++i) {
             kv_pool_config config = small_config(flags);
             config.device = i == 0 ? KV_DEVICE_CUDA : KV_DEVICE_CPU;
@@ -149,18 +139,11 @@ class twin_pools {
             REQUIRE_MESSAGE(verdict == KV_OK, std::string(message_buffer()));
         }
     }
-    twin_pools(uint32_t flags, uint32_t layout) : twin_pools(flags, laid_out_as(layout)) {}
-    twin_pools(uint32_t flags, const std::vector<kv_layer>& layers,
-               const kvrt_plugin* plugin = nullptr)
-        : twin_pools(flags, std::make_unique<layers_given>(layers), plugin) {}
-    twin_pools(const twin_pools&) = delete;
-    twin_pools& operator=(const twin_pools&) = delete;
-    ~twin_pools() {
-        host.fake.run_all();
-        const context_handle before = host.fake.current();
-        host.fake.set_current(host.fake.primary());
-        for (const device_pointer each : memory_) (void)host.fake.table().memory_free(each);
-        host.fake.set_current(before);
+    twin_pools_on(const twin_pools_on&) = delete;
+    twin_pools_on& operator=(const twin_pools_on&) = delete;
+    ~twin_pools_on() {
+        device_.catch_up();
+        for (const device_pointer each : memory_) device_.release(each);
         for (kv_pool* pool : pools) kv_pool_release(pool);
     }
 
@@ -172,12 +155,7 @@ class twin_pools {
         constexpr std::size_t slab = std::size_t{2} << 20;
         REQUIRE(bytes <= slab);
         if (memory_.empty() || used_ + bytes > slab) {
-            const context_handle before = host.fake.current();
-            host.fake.set_current(host.fake.primary());
-            device_pointer memory = 0;
-            REQUIRE(host.fake.table().memory_allocate(&memory, slab) == success);
-            host.fake.set_current(before);
-            memory_.push_back(memory);
+            memory_.push_back(device_.allocate(slab));
             used_ = 0;
         }
         const device_pointer piece = memory_.back() + used_;
@@ -217,16 +195,15 @@ class twin_pools {
             store_element(bytes.data() + i * element_bytes(type), type, tensor.host[i]);
         }
         return [this, to = tensor.device, bytes = std::move(bytes)] {
-            std::byte* const memory = host.fake.memory(to, bytes.size());
+            std::byte* const memory = device_.view(to, bytes.size());
             if (memory != nullptr) std::memcpy(memory, bytes.data(), bytes.size());
         };
     }
     /// Compares the device's copy, once its stream gets there, with what the host has now.
     void expect(const twin_tensor& tensor, double bound) {
-        host.stream->queue.push_back(
-            {"compare", [this, from = tensor.device, expected = tensor.host, bound] {
-                 compare(from, expected, bound);
-             }});
+        device_.enqueue("compare", [this, from = tensor.device, expected = tensor.host, bound] {
+            compare(from, expected, bound);
+        });
     }
 
     twin_sequence create(const kv_policy* policy = nullptr) {
@@ -262,7 +239,7 @@ class twin_pools {
         for (uint32_t i = 0; i < 2; ++i) {
             REQUIRE(kv_step_begin(pools[i], &steps[i]) == KV_OK);
             if (i == 0) {
-                REQUIRE(kv_cuda_step_use_stream(steps[0], as_stream(host.stream)) == KV_OK);
+                REQUIRE(kv_cuda_step_use_stream(steps[0], as_stream(device_.stream())) == KV_OK);
             }
             for (const twin_append& item : items) {
                 REQUIRE(kv_seq_append(steps[i], item.sequence->of[i], nullptr, item.rows,
@@ -270,7 +247,7 @@ class twin_pools {
             }
             kv_status verdict = kv_step_reserve(steps[i], nullptr);
             while (verdict == KV_AGAIN && i == 0) {
-                host.fake.run_all();
+                device_.catch_up();
                 verdict = kv_step_reserve(steps[i], nullptr);
             }
             REQUIRE_MESSAGE(verdict == KV_OK, std::string(message_buffer()));
@@ -301,7 +278,7 @@ class twin_pools {
         twin_tensor values = make_tensor(rows, layer.kv_heads, value_dim, type);
         for (twin_tensor* each : {&keys, &values}) {
             draw(*each);
-            host.stream->queue.push_back({"inputs", upload(*each)});
+            device_.enqueue("inputs", upload(*each));
         }
         write(steps, l, keys, values);
     }
@@ -310,6 +287,11 @@ class twin_pools {
     void step(const std::vector<twin_append>& items, bool only_prompt = false) {
         kv_step* steps[2];
         begin(items, steps);
+        run_layers(items, steps, only_prompt);
+        end(items, steps);
+    }
+    void run_layers(const std::vector<twin_append>& items, kv_step* (&steps)[2],
+                    bool only_prompt = false) {
         uint32_t rows = 0;
         for (const twin_append& item : items) rows += item.rows;
         for (uint32_t l = 0; l < layers(); ++l) {
@@ -327,7 +309,6 @@ class twin_pools {
             expect(out, bound_of(l));
             expect(log_sums, bound_of(l));
         }
-        end(items, steps);
     }
 
     void write(kv_step* (&steps)[2], uint32_t layer, const twin_tensor& keys,
@@ -354,7 +335,7 @@ class twin_pools {
 
     /// Every stored word of the sequence, in all lanes, on both.
     void compare_stored(const twin_sequence& sequence) {
-        host.fake.run_all();
+        device_.catch_up();
         cache& here = pools[0]->store;
         cache& there = pools[1]->store;
         const sequence_state_pair found{here.sequences.find(sequence.of[0]),
@@ -374,12 +355,10 @@ class twin_pools {
                 const uint32_t block = first / block_tokens;
                 const bool sealed = block < theirs.sealed_blocks;
                 const tile_layout& layout = sealed ? lane.sealed_layout : lane.layout;
-                const std::byte* on_device =
-                    host.fake.memory(reinterpret_cast<device_pointer>(here.blocks.arena()) +
-                                         uint64_t{mine.table[block]} * block_unit,
-                                     layout.block_bytes);
-                REQUIRE(on_device != nullptr);
-                compare_block(layout, on_device,
+                device_.read(reinterpret_cast<device_pointer>(here.blocks.arena()) +
+                                 uint64_t{mine.table[block]} * block_unit,
+                             stored_block_, layout.block_bytes);
+                compare_block(layout, stored_block_.data(),
                               block_address(there.blocks.arena(), theirs.table[block]),
                               std::min(block_tokens, theirs.slots - first));
                 compared_sealed += sealed ? 1 : 0;
@@ -389,6 +368,8 @@ class twin_pools {
     kv_step_report reports[2];     ///< of the last step
     uint64_t compared_sealed = 0;  ///< blocks
     uint64_t compared_words = 0, compared_outputs = 0;
+
+    twin_device& device() { return device_; }
 
   private:
     struct sequence_state_pair {
@@ -415,7 +396,8 @@ class twin_pools {
     }
 
     void compare(device_pointer from, const std::vector<float>& expected, double bound) {
-        const float* const got = host.fake.memory_of<float>(from, expected.size());
+        const float* const got =
+            reinterpret_cast<const float*>(device_.view(from, expected.size() * sizeof(float)));
         if (got == nullptr) return;
         double largest = 0.0;
         for (const float each : expected) largest = std::max(largest, std::abs(double{each}));
@@ -429,8 +411,43 @@ class twin_pools {
         ++compared_outputs;
     }
 
+    twin_device& device_;
+    std::vector<std::byte> stored_block_;
     std::vector<device_pointer> memory_;
     std::size_t used_ = 0;  ///< of the last
+};
+
+/// The fake driver with the kernels themselves.
+struct fake_side {
+    kernel_faults faults;
+    with_images images;
+    cuda_host host;
+    fake_twin_device fake_device{host};
+
+    /// With `plugin` instead of the one that the tests are linked with, unless it is null.
+    explicit fake_side(const kvrt_plugin* plugin) {
+        if (plugin != nullptr) replace_cuda_plugin(plugin);
+        add_kernels(host.fake, faults);
+    }
+};
+class twin_pools : public fake_side, public twin_pools_on {
+  public:
+    explicit twin_pools(
+        uint32_t flags = 0,
+        std::unique_ptr<twin_model> wanted = std::make_unique<layers_of_all_kinds>(),
+        const kvrt_plugin* plugin = nullptr)
+        : fake_side(plugin), twin_pools_on(fake_device, flags, std::move(wanted)) {}
+    twin_pools(uint32_t flags, uint32_t layout) : twin_pools(flags, laid_out_as(layout)) {}
+    twin_pools(uint32_t flags, const std::vector<kv_layer>& layers,
+               const kvrt_plugin* plugin = nullptr)
+        : twin_pools(flags, std::make_unique<layers_given>(layers), plugin) {}
+
+  private:
+    static std::unique_ptr<twin_model> laid_out_as(uint32_t layout) {
+        auto made = std::make_unique<layers_of_all_kinds>();
+        made->layout = layout;
+        return made;
+    }
 };
 
 }  // namespace kvrt::cuda

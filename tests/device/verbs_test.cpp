@@ -4,43 +4,12 @@
 
 #include <algorithm>
 
-#include "twin_pools.hpp"
+#include "twin_cases.hpp"
 
 using namespace kvrt;
 using namespace kvrt::cuda;
 
 namespace {
-
-/// Prompts, single tokens, drafts of which some are accepted, a fork, truncations, a release.
-void drive(twin_pools& pools, uint32_t rounds) {
-    std::deque<twin_sequence> sequences;
-    for (uint32_t i = 0; i < 3; ++i) sequences.push_back(pools.create());
-    pools.step({{&sequences[0], 5, 5}, {&sequences[1], 47, 47}, {&sequences[2], 1, 1}});
-    for (uint32_t round = 0; round < rounds; ++round) {
-        CAPTURE(round);
-        if (round == 2) sequences.push_back(pools.fork(sequences[1]));
-        if (round == 4) pools.truncate(sequences[0], sequences[0].tokens - 2);
-        if (round == 5) {
-            pools.release(sequences[2]);
-            sequences[2] = pools.create();
-        }
-        std::vector<twin_append> items;
-        for (twin_sequence& each : sequences) {
-            if (round % 3 == 2 && &each == &sequences[1]) continue;
-            const uint32_t rows =
-                round % 2 == 0 ? 1 : 1 + static_cast<uint32_t>(pools.random() % 5);
-            const uint32_t refused = rows > 1 && pools.random() % 2 != 0 ? 1 : 0;
-            items.push_back({&each, rows, rows - refused});
-        }
-        std::reverse(items.begin(), items.end());
-        pools.step(items);
-        for (uint32_t i = pools.random() % 40; i > 0; --i) {
-            pools.host.fake.run_one(pools.host.stream);
-        }
-    }
-    pools.host.fake.run_all();
-    for (const twin_sequence& each : sequences) pools.compare_stored(each);
-}
 
 /// What `drive` finds; violations are taken for found, too.
 uint64_t faults_found(twin_pools& pools) {
@@ -72,6 +41,14 @@ TEST_CASE("layouts that foreign kernels read are written and attended to, too") 
         drive(pools, 3);
         CHECK(pools.differences == 0);
     }
+}
+
+TEST_CASE("steps at random store and attend as on the CPU") {
+    twin_pools pools(KV_POOL_ELASTIC);
+    pools.random.seed(5);
+    drive_at_random(pools, 12);
+    CHECK(pools.differences == 0);
+    CHECK(pools.compared_outputs > 50);
 }
 
 TEST_CASE("what a wrong launch would do is found by the comparison with the CPU pool") {
@@ -118,6 +95,12 @@ TEST_CASE("what a wrong launch would do is found by the comparison with the CPU 
         !pools.faults.write && !pools.faults.attend && !pools.faults.spread && !pools.faults.share;
     CHECK((faults_found(pools) == 0) == intact);
     CHECK(number != 0);
+}
+
+TEST_CASE("a graph of a step's launches, captured once for each place, is replayed for others") {
+    twin_pools pools;
+    replay_steps(pools, 8);
+    CHECK(pools.host.fake.calls("cuLaunchKernel") > 20);
 }
 
 TEST_CASE("what kernels do not do is refused by name, and nothing has changed") {

@@ -1,5 +1,5 @@
 /* A program outside the tree: makes a pool, looks at it, lets it go, and asks for one on a GPU,
- * which is there or is refused with a line on stdout. Exit status 0 when all is well. */
+ * which is there or is refused: a line on stdout says which. Exit status 0 when all is well. */
 #include <kvrt/kvrt.h>
 #include <stdio.h>
 
@@ -30,6 +30,7 @@ int main(void) {
     config.device = KV_DEVICE_CUDA;
     if (kv_pool_create(&config, &model, &pool) == KV_OK) {
         kv_pool_release(pool);
+        puts("GPU ok");
     } else {
         char text[512];
         kv_last_error(text, sizeof text);

@@ -95,22 +95,44 @@ class Packages(unittest.TestCase):
             {name for name in self.files(root) if "doc" not in name},
             {f"usr/lib/{self.triplet}/libkvrt.so.0", f"usr/lib/{self.triplet}/libkvrt.so.0.1.0"})
 
-    def test_development_files_need_the_library_of_the_same_version(self):
+    def test_the_plugin_comes_as_a_package_of_its_own(self):
+        root = self.new_root()
+        self.dpkg(root, "--install", self.package("libkvrt0"), self.package("libkvrt-dev"))
+        library_dir = root / "usr" / "lib" / self.triplet
+        program = build_with_pkg_config(self.work / "asks", library_dir)
+        environment = {"LD_LIBRARY_PATH": str(library_dir)}
+        before = self.files(root)
+        self.assertRegex(run(program, environment=environment),
+                         r"no GPU: .*plugin was not found: .*libkvrt_cuda\.so\.0")
+        self.dpkg(root, "--install", self.package("libkvrt-cuda0"))
+        self.assertEqual(
+            {name for name in self.files(root) - before if "doc" not in name},
+            {f"usr/lib/{self.triplet}/libkvrt_cuda.so.0{rest}" for rest in ("", ".1.0")})
+        self.assertRegex(run(program, environment=environment),
+                         r"GPU ok|no GPU: .*CUDA (driver|device)")
+        self.dpkg(root, "--purge", "libkvrt-cuda0")
+        self.assertEqual(self.files(root), before)
+
+    def test_the_other_packages_need_the_library_of_the_same_version(self):
         version = self.field("libkvrt0", "Version")
         self.assertEqual(self.field("libkvrt-dev", "Depends"), f"libkvrt0 (= {version})")
-        with self.assertRaisesRegex(AssertionError, "libkvrt0"):
-            self.dpkg(self.new_root(), "--install", self.package("libkvrt-dev"))
+        # Of the plugin, whose interface is the release's own, as well.
+        self.assertIn(f"libkvrt0 (= {version})", self.field("libkvrt-cuda0", "Depends"))
+        for name in ("libkvrt-dev", "libkvrt-cuda0"):
+            with self.assertRaisesRegex(AssertionError, "libkvrt0"):
+                self.dpkg(self.new_root(), "--install", self.package(name))
 
     def test_the_library_names_what_it_needs(self):
-        depends = self.field("libkvrt0", "Depends")
-        for package in ("libc6", "libstdc++6"):
-            self.assertIn(package, depends)
+        for name in ("libkvrt0", "libkvrt-cuda0"):
+            depends = self.field(name, "Depends")
+            for package in ("libc6", "libstdc++6"):
+                self.assertIn(package, depends)
         control = pathlib.Path(tempfile.mkdtemp(dir=self.work))
         run("dpkg-deb", "--control", self.package("libkvrt0"), control)
         self.assertRegex((control / "shlibs").read_text(), r"^libkvrt 0 libkvrt0 \(>= 0\.1\.0")
 
     def test_licences_of_what_is_linked_in_come_along(self):
-        for name in ("libkvrt0", "libkvrt-dev"):
+        for name in ("libkvrt0", "libkvrt-dev", "libkvrt-cuda0"):
             root = pathlib.Path(tempfile.mkdtemp(dir=self.work))
             run("dpkg-deb", "--extract", self.package(name), root)
             text = (root / "usr" / "share" / "doc" / name / "copyright").read_text()

@@ -1,6 +1,7 @@
 """The library as others get it: installs a build tree into a throw-away prefix and looks at it from
 outside. What the files export and need, whether programs find and link them through pkg-config and
-CMake, shared and static, and whether the header compiles as every C and C++ of both compilers.
+CMake, shared and static, whether the library finds its CUDA plugin, and whether the header compiles
+as every C and C++ of both compilers.
 
 KVRT_BUILD_TREE names the tree (a release one: it has both libraries).
 """
@@ -19,7 +20,7 @@ OURS = re.compile(r"^(kv|kvrt)_[a-z0-9_]+$")
 
 
 def setUpModule():
-    global work, prefix, library_dir, shared, static
+    global work, prefix, library_dir, shared, static, plugin
     work = pathlib.Path(tempfile.mkdtemp(prefix="kvrt-package-"))
     unittest.addModuleCleanup(shutil.rmtree, work)
     prefix = work / "prefix"
@@ -27,6 +28,7 @@ def setUpModule():
     shared = next(prefix.rglob("libkvrt.so")).resolve()
     static = next(prefix.rglob("libkvrt.a"))
     library_dir = static.parent
+    plugin = library_dir / "libkvrt_cuda.so.0"
 
 
 def defined_globals(*arguments):
@@ -130,6 +132,63 @@ class Consumers(unittest.TestCase):
     def test_find_package_refuses_another_minor_version(self):
         with self.assertRaisesRegex(AssertionError, r"compatible\s+with requested version"):
             build_with_cmake(work / "cmake-version", prefix, "kvrt::kvrt", version="0.2")
+
+
+class CudaPlugin(unittest.TestCase):
+    """What is opened when a pool is made on a CUDA device, and at no other time."""
+
+    def test_lies_beside_the_library_with_no_name_to_link_to(self):
+        self.assertEqual(plugin.resolve().name, "libkvrt_cuda.so.0.1.0")
+        self.assertIn("[libkvrt_cuda.so.0]", run("readelf", "-d", plugin))
+        self.assertFalse((library_dir / "libkvrt_cuda.so").exists())
+
+    def test_exports_one_function(self):
+        symbols = [s[1:] for s in defined_globals("-D", "--extern-only", plugin) if s[0] != "A"]
+        self.assertEqual(symbols, [("kvrt_cuda_plugin", "KVRT_CUDA_0.1")])
+
+    def test_needs_no_driver_and_no_toolkit_to_be_loaded(self):
+        needed = set(re.findall(r"NEEDED.*\[(.+?)\.so", run("readelf", "-d", plugin)))
+        self.assertLessEqual(needed, {"libstdc++", "libm", "libgcc_s", "libc", "ld-linux-x86-64"})
+        self.assertEqual(re.findall(r" U (cu[A-Z]\w+|cuda[A-Z]\w+)",
+                                    run("nm", "-D", "--undefined-only", plugin)), [])
+
+    def test_is_found_by_the_installed_library(self):
+        # What is refused, if anything, is the driver or the device: the plugin was there.
+        program = build_with_pkg_config(work / "cuda-shared", library_dir)
+        said = run(program, environment={"LD_LIBRARY_PATH": str(library_dir)})
+        self.assertIn("consumer ok", said)
+        self.assertRegex(said, r"GPU ok|no GPU: .*CUDA (driver|device)")
+        self.assertNotIn("plugin was not found", said)
+
+    def test_is_missed_with_the_places_where_it_was_looked_for(self):
+        program = build_with_pkg_config(work / "cuda-missed", library_dir)
+        nowhere = work / "nowhere" / "libkvrt_cuda.so.0"
+        said = run(program, environment={"LD_LIBRARY_PATH": str(library_dir),
+                                         "KVRT_CUDA_PLUGIN": str(nowhere)})
+        self.assertRegex(said, rf"no GPU: .*plugin was not found: .*{nowhere}")
+
+    def test_pkg_config_says_where_it_is(self):
+        said = run("pkg-config", "--variable=cuda_plugin", "kvrt",
+                   environment={"PKG_CONFIG_PATH": str(library_dir / "pkgconfig")})
+        self.assertEqual(pathlib.Path(said.strip()).resolve(), plugin.resolve())
+
+    def test_find_package_says_where_it_is(self):
+        source = work / "cmake-plugin"
+        source.mkdir()
+        (source / "CMakeLists.txt").write_text(
+            "cmake_minimum_required(VERSION 3.25)\nproject(asks LANGUAGES C)\n"
+            "find_package(kvrt REQUIRED)\nmessage(STATUS \"plugin=<${kvrt_CUDA_PLUGIN}>\")\n")
+
+        def answer():
+            said = run("cmake", "-S", source, "-B", source / "build",
+                       f"-DCMAKE_PREFIX_PATH={prefix}")
+            return re.search(r"plugin=<(.*)>", said)[1]
+
+        self.assertEqual(pathlib.Path(answer()).resolve(), plugin.resolve())
+        hidden = plugin.with_name("hidden")
+        plugin.rename(hidden)
+        self.addCleanup(hidden.rename, plugin)
+        self.assertEqual(answer(), "")
 
 
 class Header(unittest.TestCase):

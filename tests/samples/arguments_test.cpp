@@ -79,6 +79,7 @@ TEST_CASE("arguments: everything is read") {
     CHECK(parsed->writing.every == 16);
     CHECK(parsed->writing.format == "bf16");
     CHECK(parsed->writing.preset == "none");
+    CHECK(parsed->writing.device == "cpu");
     CHECK(parsed->writing.temperature == 0.5);
     CHECK(parsed->writing.top_p == 0.25);
     CHECK(parsed->writing.repeat_penalty == 1.5);
@@ -129,6 +130,7 @@ TEST_CASE("arguments: each refusal says what would be right") {
     CHECK(refusal("--policy", "h2o") ==
           "--policy is 'h2o', it must be one of: full, triattention, streaming, key-norm, random");
     CHECK(refusal("--format", "q4") == "--format is 'q4', it must be one of: f16, bf16, f32");
+    CHECK(refusal("--device", "gpu") == "--device is 'gpu', it must be one of: cpu, cuda");
     CHECK(refusal("--preset", "tiny") ==
           "--preset is 'tiny', it must be one of: none, near-lossless, balanced, smallest");
     CHECK(refusal("--threads", "0") == "--threads is '0', it must be a number from 1 to 1024");
@@ -152,6 +154,8 @@ TEST_CASE("arguments: what belongs to a recording") {
           "--demo brings its own texts, policies and sampling: leave --record out");
     CHECK(failure({"--model", "m", "--prompt", "p", "--record", "t", "--policy", "random"}) ==
           "--record takes no --policy random: its draws depend on which layers there are");
+    CHECK(failure({"--model", "m", "--prompt", "p", "--record", "t", "--device", "cuda"}) ==
+          "--record takes no --device cuda: a trace holds outputs that the CPU has bit by bit");
     CHECK(failure({"--model", "m", "--prompt", "p", "--record", "t", "--preset", "balanced"}) ==
           "--record takes no --preset: a trace names one format for all of its layers");
     CHECK(failure({"--model", "m", "--prompt", "p", "--record", "t", "--cache-positions"}) ==

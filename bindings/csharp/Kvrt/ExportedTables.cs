@@ -45,7 +45,7 @@ namespace Kvrt
         /// <summary>Slots of a group.</summary>
         public uint SlotGroup => report.slot_group;
 
-        /// <summary>Where block 0 lies.</summary>
+        /// <summary>Where block 0 lies: in device memory, of a pool there.</summary>
         public IntPtr Base => (IntPtr)report.@base;
 
         /// <summary>Bytes per block id.</summary>

@@ -22,26 +22,52 @@ namespace Kvrt
         private long stepsBegun;
 
         /// <summary>Creates a pool: all memory besides the arena is allocated now.</summary>
-        public Pool(PoolConfig config, Model model)
+        public Pool(PoolConfig config, Model model) : this(config, model, null)
+        {
+        }
+
+        /// <summary>Creates a pool on <see cref="Device.Cuda"/>, without
+        /// <see cref="PoolOptions.Elastic"/>, all of whose device memory is the allocator's.
+        /// </summary>
+        public Pool(PoolConfig config, Model model, CudaAllocator allocator)
+            : this(config, model, (CudaAllocator?)allocator)
+        {
+        }
+
+        private Pool(PoolConfig config, Model model, CudaAllocator? allocator)
         {
             NativeLoader.Load();
             using (var source = new NativeConfiguration(config, model))
             {
                 hooks = config.Hooks == null ? null : new HookState(config.Hooks);
                 stepTurn = (config.Options & PoolOptions.ThreadSafe) != 0 ? new object() : null;
-                Create(source);
+                OnCuda = config.Device == Device.Cuda;
+                Create(source, allocator);
             }
         }
 
         [MethodImpl(MethodImplOptions.NoInlining)] // compiled once the library is there
-        private void Create(NativeConfiguration source)
+        private void Create(NativeConfiguration source, CudaAllocator? allocator)
         {
             IntPtr pool = IntPtr.Zero;
             kv_hooks table = hooks == null ? default : hooks.Describe();
             kv_pool_config config = source.Config(hooks == null ? null : &table);
             kv_model model = source.Model;
             HookState.ForgetPending();
-            int status = NativeMethods.kv_pool_create(&config, &model, &pool);
+            int status;
+            if (allocator is CudaAllocator chosen)
+            {
+                kv_cuda_memory memory = default;
+                memory.struct_size = (uint)sizeof(kv_cuda_memory);
+                memory.user = (void*)chosen.User;
+                memory.allocate = chosen.Allocate;
+                memory.release = chosen.Release;
+                status = NativeCudaMethods.kv_cuda_pool_create(&config, &model, &memory, &pool);
+            }
+            else
+            {
+                status = NativeMethods.kv_pool_create(&config, &model, &pool);
+            }
             ExceptionDispatchInfo thrown = HookState.TakePending();
             if (status < 0)
             {

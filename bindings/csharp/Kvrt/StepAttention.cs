@@ -13,6 +13,7 @@ namespace Kvrt
         /// <param name="values">[rows, kv_heads, value_dim]</param>
         public void Write(uint layer, in ReadOnlyTensor keys, in ReadOnlyTensor values)
         {
+            CheckDevice(false);
             int status;
             PoolLease lease = Enter();
             try
@@ -47,6 +48,7 @@ namespace Kvrt
             uint layer, in ReadOnlyTensor queries, in Tensor results,
             Span<float> logSumExp = default, AttendOptions options = AttendOptions.None)
         {
+            CheckDevice(false);
             if (logSumExp.Length != 0)
             {
                 CheckLogSumExp(logSumExp.Length, queries.Layout);

@@ -30,16 +30,27 @@ namespace Kvrt.Tests
 
         private static MethodInfo[] Functions()
         {
-            return typeof(NativeMethods).GetMethods(BindingFlags.Static | BindingFlags.Public)
+            return FunctionsOf(typeof(NativeMethods))
+                .Concat(FunctionsOf(typeof(NativeCudaMethods))).ToArray();
+        }
+
+        private static MethodInfo[] FunctionsOf(Type type)
+        {
+            return type.GetMethods(BindingFlags.Static | BindingFlags.Public)
                 .Where(method => method.IsDefined(typeof(DllImportAttribute), false)).ToArray();
         }
 
         [Test]
         public static void EveryFunctionIsDeclared()
         {
-            SameLines(Golden("symbols.txt"),
-                      Functions().Select(function => function.Name)
-                          .OrderBy(name => name, StringComparer.Ordinal).ToArray(), "functions");
+            Declares(typeof(NativeMethods), "symbols.txt");
+            Declares(typeof(NativeCudaMethods), "cuda_symbols.txt");
+        }
+
+        private static void Declares(Type type, string file)
+        {
+            SameLines(Golden(file), FunctionsOf(type).Select(function => function.Name)
+                .OrderBy(name => name, StringComparer.Ordinal).ToArray(), file);
         }
 
         [Test]
@@ -70,7 +81,7 @@ namespace Kvrt.Tests
         [Test]
         public static void StructsLieAsInC()
         {
-            IEnumerable<string> golden = Golden("layout.txt");
+            IEnumerable<string> golden = Golden("layout.txt").Concat(Golden("cuda_layout.txt"));
             string[] order = golden.Where(line => line[0] != ' ')
                 .Select(line => line.Split(' ')[0]).ToArray();
             string[] actual = Structs().OrderBy(type => Array.IndexOf(order, type.Name))

@@ -550,6 +550,8 @@ macro_rules! initial_values {
     )*};
 }
 
+pub(crate) use initial_values;
+
 initial_values! {
     kv_struct_header kv_hooks kv_storage kv_rope kv_layer kv_model kv_pool_config kv_seq_config
     kv_seq_info kv_seq_layer_info kv_retention_info kv_append_info kv_reserve_report

@@ -159,6 +159,19 @@ fn structs_lie_as_the_c_compiler_lays_them() {
 }
 
 #[test]
+fn structs_of_cuda_lie_as_the_c_compiler_lays_them() {
+    let text = layouts! {
+        kv_cuda_device { struct_size, flags, next, memory_bytes, ordinal, compute_major,
+            compute_minor, multiprocessors, driver_version, elastic, has_kernels, reserved0,
+            name, reason }
+        kv_cuda_memory { struct_size, flags, next, user, allocate, release }
+        kv_cuda_tables { struct_size, flags, next, kv_head, place, block_table, slot_mapping,
+            query_start, kv_len, positions, block_table_stride }
+    };
+    assert_same_lines(&text, &golden("cuda_layout.txt"), "cuda_layout.txt");
+}
+
+#[test]
 fn constants_have_the_values_of_the_header() {
     let text = constants! {
         KVRT_VERSION_MAJOR KVRT_VERSION_MINOR KVRT_VERSION_PATCH KVRT_VERSION KV_OK
@@ -222,6 +235,20 @@ fn every_function_of_the_library_is_declared() {
 }
 
 #[test]
+fn every_function_of_cuda_is_declared() {
+    let functions = functions! {
+        kv_cuda_get_device kv_cuda_pool_create kv_cuda_pool_memory kv_cuda_step_tables
+        kv_cuda_step_use_stream
+    };
+    let mut names = String::new();
+    for (name, address) in functions {
+        assert!(!address.is_null(), "{name}");
+        writeln!(names, "{name}").unwrap();
+    }
+    assert_same_lines(&names, &golden("cuda_symbols.txt"), "cuda_symbols.txt");
+}
+
+#[test]
 fn initial_values_are_those_of_kv_struct_init() {
     macro_rules! compare {
         ($($name:ident)*) => {$(
@@ -244,7 +271,7 @@ fn initial_values_are_those_of_kv_struct_init() {
         kv_reserve_report kv_step_report kv_tables kv_tensor kv_attend_options kv_policy
         kv_compress_options kv_compress_report kv_policy_footprint kv_query_statistics
         kv_affine_fit kv_class_stats kv_pool_stats kv_layer_stats kv_plan_report
-        kv_capabilities_report
+        kv_capabilities_report kv_cuda_device kv_cuda_memory kv_cuda_tables
     }
 }
 

@@ -12,6 +12,7 @@
 mod codes;
 mod config;
 mod counters;
+mod cuda;
 mod error;
 mod hooks;
 mod library;
@@ -32,6 +33,7 @@ pub use codes::{
 };
 pub use config::PoolConfig;
 pub use counters::{ClassStats, Counters, LayerStats, PoolStats};
+pub use cuda::{cuda_device, CudaAllocator, CudaDevice, CudaTables, DeviceElement, DeviceTensor};
 pub use error::{Error, Result, Status};
 pub use hooks::{Hooks, Work};
 pub use library::{

@@ -88,6 +88,7 @@ pub type SharedPool = PoolOf<Shared>;
 pub struct PoolOf<T: Threading> {
     raw: NonNull<sys::kv_pool>,
     hooks: Option<Arc<Hooks>>,
+    on_cuda: bool,
     threading: PhantomData<T>,
 }
 
@@ -100,28 +101,51 @@ unsafe impl Sync for PoolOf<Shared> {}
 impl<T: Threading> PoolOf<T> {
     /// Creates a pool for one model. Errors: Invalid, Unsupported, TooLarge, NoMemory.
     pub fn create(config: &PoolConfig, model: &Model) -> Result<Self> {
-        Self::create_raw(config, model, None)
+        Self::create_raw(config, model, None, |config, model, out| {
+            // SAFETY: `create_raw` passes valid structs.
+            unsafe { sys::kv_pool_create(config, model, out) }
+        })
     }
 
     /// Creates a pool that calls closures of the host; they are dropped after the pool.
     pub fn create_with_hooks(config: &PoolConfig, model: &Model, hooks: Hooks) -> Result<Self> {
-        Self::create_raw(config, model, Some(hooks.into_shared()))
+        Self::create_raw(config, model, Some(hooks.into_shared()), |config, model, out| {
+            // SAFETY: `create_raw` passes valid structs.
+            unsafe { sys::kv_pool_create(config, model, out) }
+        })
     }
 
-    fn create_raw(config: &PoolConfig, model: &Model, hooks: Option<Arc<Hooks>>) -> Result<Self> {
+    /// `create` gets a config and a model whose arrays live until it returns, and hooks that live
+    /// as long as the pool: `self` holds them, and drops them last.
+    pub(crate) fn create_raw(
+        config: &PoolConfig,
+        model: &Model,
+        hooks: Option<Arc<Hooks>>,
+        create: impl FnOnce(
+            &sys::kv_pool_config,
+            *const sys::kv_model,
+            &mut *mut sys::kv_pool,
+        ) -> sys::kv_status,
+    ) -> Result<Self> {
         let model = model.lend()?;
         let raw_hooks = hooks.as_ref().map(Hooks::lend);
         let config = config.lend(T::FLAGS, raw_hooks.as_ref());
         let mut raw = null_mut();
-        // SAFETY: config and model are valid structs whose arrays live until the call returns, and
-        // the hooks live as long as the pool: `self` holds them, and drops them last.
-        let verdict = check(unsafe { sys::kv_pool_create(&config, model.as_ptr(), &mut raw) });
+        let verdict = check(create(&config, model.as_ptr(), &mut raw));
         let pool = verdict.and_then(|()| match NonNull::new(raw) {
-            Some(raw) => Ok(PoolOf { raw, hooks, threading: PhantomData }),
+            Some(raw) => {
+                let on_cuda = config.device == sys::KV_DEVICE_CUDA;
+                Ok(PoolOf { raw, hooks, on_cuda, threading: PhantomData })
+            }
             None => Err(Error::Internal("kv_pool_create gave no pool".to_string())),
         });
         resume_panic();
         pool
+    }
+
+    /// Its tensors and blocks are in device memory.
+    pub(crate) fn on_cuda(&self) -> bool {
+        self.on_cuda
     }
 
     /// Makes a call on this pool. Every call that kvrt.h names *external* goes through here.

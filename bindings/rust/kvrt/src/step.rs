@@ -166,6 +166,10 @@ impl<T: Threading> Step<'_, T> {
         self.pool.call(|_| body(self.raw.as_ptr()))
     }
 
+    pub(crate) fn on_cuda(&self) -> bool {
+        self.pool.on_cuda()
+    }
+
     /// Adds `count` tokens of a sequence: a prefill chunk, a decode token, or a token with drafts
     /// to verify behind it. Rows follow in the order of the calls. Errors: Invalid (count 0,
     /// already in a step, after reserve, not `count` ids), Stale, Limit.
@@ -269,6 +273,7 @@ impl<T: Threading> Step<'_, T> {
     /// Stores keys and values of all rows of the step in a layer, as attention will use them
     /// (rotated, if the model rotates). A second call overwrites. Errors: Invalid.
     pub fn write(&self, layer: u32, keys: &Tensor<'_>, values: &Tensor<'_>) -> Result<()> {
+        self.check_device(false)?;
         let (keys, values) = (keys.lend("keys")?, values.lend("values")?);
         // SAFETY: all elements of both tensors lie in slices that are borrowed until the return.
         self.call(|step| unsafe { sys::kv_write(step, layer, &keys, &values) })
@@ -277,6 +282,7 @@ impl<T: Threading> Step<'_, T> {
     /// out[row, head] = softmax(scale * q . K) V over the slots that the row may see. Errors:
     /// Invalid (also: the layer was not written).
     pub fn attend(&self, layer: u32, queries: &Tensor<'_>, out: &mut TensorMut<'_>) -> Result<()> {
+        self.check_device(false)?;
         let (queries, out) = (queries.lend("queries")?, out.lend("out")?);
         // SAFETY: as for `write`; the output's slice is borrowed exclusively and its elements lie
         // apart, so that no two threads of the library write one place.
@@ -291,6 +297,7 @@ impl<T: Threading> Step<'_, T> {
         out: &mut TensorMut<'_>,
         options: AttendOptions<'_>,
     ) -> Result<()> {
+        self.check_device(false)?;
         let (queries, out) = (queries.lend("queries")?, out.lend("out")?);
         let log_sum_exp = match options.log_sum_exp {
             None => null_mut(),

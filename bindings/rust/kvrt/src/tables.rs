@@ -105,6 +105,7 @@ pub struct SealedLayout {
 #[derive(Debug)]
 pub struct Tables<'s> {
     raw: sys::kv_tables,
+    on_cuda: bool,
     buffers: &'s TableBuffers<'s>,
     step: PhantomData<&'s mut [u8]>,
 }
@@ -152,7 +153,7 @@ impl<T: Threading> Step<'_, T> {
             };
         }
         verdict?;
-        Ok(Tables { raw, buffers, step: PhantomData })
+        Ok(Tables { raw, on_cuda: self.on_cuda(), buffers, step: PhantomData })
     }
 }
 
@@ -224,8 +225,9 @@ impl Tables<'_> {
         self.raw.kv_head
     }
 
-    /// The memory that block ids count from. Kernels may write the slots of the new tokens through
-    /// it, and read the blocks of the tables, until the step's fence.
+    /// The memory that block ids count from: the device's, of a pool there. Kernels may write the
+    /// slots of the new tokens through it, and read the blocks of the tables, until the step's
+    /// fence.
     pub fn base(&self) -> *mut u8 {
         self.raw.base.cast()
     }
@@ -374,8 +376,14 @@ impl Tables<'_> {
 
     /// The bytes of block `index` of an item, `sealed().block_bytes` of a sealed one and
     /// `block_bytes()` of another. Needs `block_table`, or `indptr` and `indices`, and in layers
-    /// that seal `sealed_blocks` too.
+    /// that seal `sealed_blocks` too. Not of a pool on `Device::Cuda`, whose blocks the host
+    /// cannot read.
     pub fn block(&self, item: usize, index: usize) -> Result<&[u8]> {
+        if self.on_cuda {
+            return Err(Error::Invalid(
+                "tables: blocks of a pool on Device::Cuda are in device memory".into(),
+            ));
+        }
         let id = self.block_id(item, index)?;
         let bytes = self.bytes_of_block(item, index)?;
         let offset = i64::from(id) * self.raw.block_stride;

@@ -8,6 +8,7 @@ mod attention;
 mod bad_input;
 mod batching;
 mod capacity;
+mod cuda;
 mod demotion;
 mod errors;
 mod formats;

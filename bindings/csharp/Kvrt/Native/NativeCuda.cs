@@ -1,0 +1,71 @@
+// The structs and functions of kv_cuda.h, one to one and without marshalling. A caller calls
+// NativeLoader.Load first.
+using System;
+using System.Runtime.InteropServices;
+
+#pragma warning disable 1591 // the header documents them
+
+namespace Kvrt.Native
+{
+    /// <summary>A device that pools can be made on.</summary>
+    [StructLayout(LayoutKind.Sequential)]
+    public unsafe struct kv_cuda_device
+    {
+        public uint struct_size, flags;
+        public void* next;
+        public ulong memory_bytes;
+        public uint ordinal, compute_major, compute_minor, multiprocessors, driver_version;
+        public uint elastic, has_kernels, reserved0;
+        public fixed byte name[64];
+        public fixed byte reason[128];
+    }
+
+    /// <summary>Whose device memory a pool lives in; the functions are IntPtr.</summary>
+    [StructLayout(LayoutKind.Sequential)]
+    public unsafe struct kv_cuda_memory
+    {
+        public uint struct_size, flags;
+        public void* next;
+        public void* user;
+        public IntPtr allocate;
+        public IntPtr release;
+    }
+
+    /// <summary>Tables of a step in device memory.</summary>
+    [StructLayout(LayoutKind.Sequential)]
+    public unsafe struct kv_cuda_tables
+    {
+        public uint struct_size, flags;
+        public void* next;
+        public uint kv_head, place;
+        public int* block_table;
+        public long* slot_mapping;
+        public int* query_start;
+        public int* kv_len;
+        public int* positions;
+        public ulong block_table_stride;
+    }
+
+    /// <summary>The exported functions of kv_cuda.h.</summary>
+    public static unsafe class NativeCudaMethods
+    {
+        private const CallingConvention Cdecl = CallingConvention.Cdecl;
+
+        [DllImport(NativeMethods.LibraryName, CallingConvention = Cdecl)]
+        public static extern int kv_cuda_get_device(kv_cuda_device* device);
+
+        [DllImport(NativeMethods.LibraryName, CallingConvention = Cdecl)]
+        public static extern int kv_cuda_pool_create(
+            kv_pool_config* config, kv_model* model, kv_cuda_memory* memory, IntPtr* out_pool);
+
+        [DllImport(NativeMethods.LibraryName, CallingConvention = Cdecl)]
+        public static extern int kv_cuda_step_use_stream(IntPtr step, IntPtr stream);
+
+        [DllImport(NativeMethods.LibraryName, CallingConvention = Cdecl)]
+        public static extern int kv_cuda_step_tables(
+            IntPtr step, uint layer, kv_cuda_tables* tables);
+
+        [DllImport(NativeMethods.LibraryName, CallingConvention = Cdecl)]
+        public static extern int kv_cuda_pool_memory(IntPtr pool, ulong* out_bytes);
+    }
+}
