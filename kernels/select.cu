@@ -1,6 +1,7 @@
-// candidates.hpp, normalise.hpp and select.hpp for the GPU.
+// candidates.hpp, places.hpp, normalise.hpp and select.hpp for the GPU.
 #include "kernels/cuda_context.cuh"
 #include "kernels/normalise.hpp"
+#include "kernels/places.hpp"
 #include "kernels/select.hpp"
 
 using namespace kvrt::kernels;
@@ -8,6 +9,10 @@ using namespace kvrt::kernels;
 extern "C" __global__ void __launch_bounds__(guard_threads)
     kvrt_find_candidates(const __grid_constant__ guard_parameters call) {
     find_candidates<cuda_context>(call);
+}
+extern "C" __global__ void __launch_bounds__(score_threads)
+    kvrt_score_places(const __grid_constant__ place_parameters call) {
+    score_places<cuda_context>(call);
 }
 extern "C" __global__ void __launch_bounds__(normalise_threads)
     kvrt_normalise_and_reduce(const __grid_constant__ normalise_parameters call) {

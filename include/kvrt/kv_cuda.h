@@ -4,7 +4,8 @@
  * A pool is made on the device that is current for the calling thread, or on the first, in that
  * device's primary context (the one that the runtime API uses). Streams belong to that context. No
  * call leaves another context current than the caller's, none uses the default stream, and none
- * waits for the device, but kv_pool_release.
+ * waits for the device, but kv_pool_release, and kv_seq_get_positions where a policy has chosen
+ * tokens by scores.
  *
  * A step's work, the library's and that of the host's own kernels, is enqueued on one stream
  * between kv_cuda_step_use_stream and kv_step_end, which puts an event behind it. Blocks that the
@@ -16,14 +17,22 @@
  * elastic memory, export to the host's own kernels (kv_tables.base is a device address; scales are
  * the host's), and kv_write and kv_attend, whose tensors and log_sum_exp are in device memory then:
  * for the formats, layouts and numbers of rows that docs/device.md names, with plugins that have
- * kernels for the device; others are UNSUPPORTED, or LIMIT. Both may be captured. Policies,
- * kv_compress, kv_seq_fit_affine, formats that are sealed, demotion, KV_POOL_DEBUG,
- * max_observed_sequences, pressure_percent and counts of what saturates are UNSUPPORTED.
+ * kernels for the device; others are UNSUPPORTED, or LIMIT. Both may be captured. Formats that are
+ * sealed and demotion need such a plugin, too; kv_layer_stats counts what the device had done when
+ * a step last began or was reserved, and has a recoding_error of NaN where rows were coded again.
+ * pressure_percent demotes when a step is reserved, and is reported with that one.
+ *
+ * Policies and kv_compress: STREAMING, RANDOM, KEY_NORM and TRIATTENTION with statistics that were
+ * given, as docs/device.md says; their rounds are enqueued behind the step, on its stream, and
+ * blocks return with it. kv_compress outside of steps goes to a stream of the pool's, or that of an
+ * open step, which must not be captured then. The first policy takes device memory for positions
+ * and scores. Other policies, those of layers that seal, kv_seq_fit_affine, KV_POOL_DEBUG and
+ * max_observed_sequences are UNSUPPORTED, and so is kv_attend over layers that seal.
  *
  * kv_plan answers as for the CPU, and needs no device. Its metadata_bytes leave out the image of
  * the tables on the device (see kv_cuda_tables), which takes as much there: for each of two steps
  * and each lane, max_step_sequences rows of max_tokens_per_sequence / block_tokens words of 4
- * bytes, and max_step_tokens of 8.
+ * bytes, and max_step_tokens of 8. Nor do they count what the first policy takes.
  *
  * Once the device has failed, every call that needs it returns KV_DEVICE with the name of the first
  * CUDA error: release the pool. */

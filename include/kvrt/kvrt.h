@@ -571,7 +571,9 @@ typedef struct kv_step_report {
     uint64_t window_blocks_returned; /* slid out of window layers */
     uint64_t compactions;            /* rounds run at this step end, by policy or deferred call */
     uint64_t compactions_skipped;    /* rounds due that had nothing to remove or no statistics */
-    uint64_t blocks_returned;        /* to the allocator, in all (some may wait for a fence) */
+    uint64_t blocks_returned;        /* to the allocator, by windows, rounds and what was rejected
+                                        (some may wait for a fence); those that were exchanged for
+                                        smaller ones count in demoted_blocks alone */
     uint64_t bytes_returned;
     uint64_t pressure_rounds;   /* rounds run because of kv_pool_config.pressure_percent */
     uint32_t last_skip_outcome; /* KV_COMPRESS_* of the last round skipped; 0: none, or it failed */
@@ -762,8 +764,10 @@ enum {
 enum {
     KV_SELECT_DEFAULT = 0,            /* PER_LAYER_PER_HEAD; STREAMING is the same for all anyway */
     KV_SELECT_PER_LAYER_PER_HEAD = 1, /* each layer and KV head has its own set */
-    KV_SELECT_PER_HEAD = 2,           /* one set per KV head, the same in all layers */
-    KV_SELECT_UNION = 3,              /* one set of tokens for the whole model */
+    KV_SELECT_PER_HEAD = 2,           /* one set per KV head, the same in all layers, by the mean of
+                                         their scores */
+    KV_SELECT_UNION = 3,              /* one set of tokens for the whole model, by the greatest of
+                                         their scores */
     KV_SELECT_PER_LAYER = 4           /* one set per layer, for all its KV heads */
 };
 
@@ -792,7 +796,8 @@ enum {
     KV_POLICY_AT_PROMPT_END = 1u << 7     /* a round also when prompt_tokens have been accepted */
 };
 
-/* Which tokens to retain. Applies to full layers; layers with a window keep their window. When the
+/* Which tokens to retain. Applies to full layers; layers with a window keep their window, and a
+ * model of no other layers is refused a policy. When the
  * protected tokens alone exceed the budget, the budget grows to hold them: the newest tokens are
  * never dropped for lack of budget. */
 typedef struct kv_policy {

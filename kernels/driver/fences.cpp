@@ -84,6 +84,21 @@ status fence_ring::begin(uint64_t fence, stream_handle stream) {
     return KV_OK;
 }
 
+status fence_ring::go_on(uint64_t fence, stream_handle stream) {
+    entry* const step = find(fence);
+    if (step == nullptr) {
+        for (uint32_t i = 0; i < count_; ++i) {
+            if (!entries_[i].recorded) stream = entries_[i].stream;
+        }
+        return begin(fence, stream);
+    }
+    const current_context here(*device_);
+    KVRT_TRY(here.state());
+    KVRT_TRY(check_stream(*device_, step->stream, "round of a step"));
+    step->recorded = false;
+    return KV_OK;
+}
+
 status fence_ring::record(uint64_t fence) {
     entry* step = find(fence);
     if (step == nullptr) return KV_OK;

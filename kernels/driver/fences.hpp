@@ -35,6 +35,10 @@ class fence_ring {
     /// AGAIN: too many steps are in flight.
     status begin(uint64_t fence, stream_handle stream);
 
+    /// The step `fence` enqueues more, behind what it has, until it is recorded again. One that has
+    /// not begun begins: on the stream of a step that is open, else on `stream`. INVALID as begin.
+    status go_on(uint64_t fence, stream_handle stream);
+
     /// The step has enqueued all it will. One that has not begun has nothing to wait for.
     status record(uint64_t fence);
 

@@ -87,6 +87,7 @@ const kernel_images& find_images() {
 
 kernel_functions::kernel_functions()
     : spread_{spread_kernel},
+      seal_{"kvrt_seal_blocks"},
       join_{"kvrt_attend_join"},
       write_{kernel_function{"kvrt_write_f32"},
              kernel_function{"kvrt_write_f16"},
@@ -131,6 +132,7 @@ status kernel_functions::load(device_context& device) {
         }
     }
     KVRT_TRY(find(spread_));
+    KVRT_TRY(find(seal_));
     KVRT_TRY(find(join_));
     for (kernel_function& each : write_) KVRT_TRY(find(each));
     for (attend_function& each : attend_) KVRT_TRY(find(each.function));

@@ -44,6 +44,7 @@ class kernel_functions {
     kernel_function& write(kernels::number input, kernels::coding keys) {
         return write_[(kernels::is_elaborate(keys) ? 3 : 0) + static_cast<uint32_t>(input) - 1];
     }
+    kernel_function& seal() { return seal_; }
     kernel_function& join() { return join_; }
     /// Null where no kernel reads such blocks.
     attend_function* attend(const kernels::block_place& place);
@@ -52,14 +53,15 @@ class kernel_functions {
     status launch(kernel_function& function, uint32_t blocks, uint32_t threads,
                   uint32_t shared_bytes, stream_handle stream, void* parameters);
 
-  private:
+    /// By its name; INTERNAL where the images have none of it.
     status find(kernel_function& function);
 
+  private:
     device_context* device_ = nullptr;
     std::array<module_handle, most_images> modules_ = {};
     uint32_t module_count_ = 0;
     char reason_[160] = "the device is not open";
-    kernel_function spread_, join_;
+    kernel_function spread_, seal_, join_;
     std::array<kernel_function, 6> write_;
     std::array<attend_function, 15> attend_;
 };

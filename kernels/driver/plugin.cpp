@@ -5,7 +5,9 @@
 
 #include "driver/arena.hpp"
 #include "driver/buffer.hpp"
+#include "driver/counters.hpp"
 #include "driver/description.hpp"
+#include "driver/rounds.hpp"
 #include "driver/table.hpp"
 #include "driver/verbs.hpp"
 #include "kernels/attend.hpp"
@@ -19,9 +21,11 @@ struct kvrt_device {
     device_context context;
     kernel_functions functions;
     device_buffer workspace;
+    counter_array counters;
     arena_memory arena;
     device_table table;
     staging_ring staging;
+    round_runner rounds;
     fence_ring fences;
 
     explicit kvrt_device(const kvrt_device_options& options)
@@ -132,6 +136,35 @@ kv_status write_rows(kvrt_device* device, uint64_t step, const kvrt_write_rows* 
     return launch_write(device->functions, stream, *call);
 }
 
+kv_status seal_blocks(kvrt_device* device, uint64_t step, const kvrt_seal_blocks* call) {
+    KVRT_TRY(device->functions.state());
+    const stream_handle stream = device->fences.stream_of(step);
+    if (stream == nullptr) return fail(KV_INTERNAL, "step {} has no stream", step);
+    const current_context here(device->context);
+    KVRT_TRY(here.state());
+    KVRT_TRY(check_stream(device->context, stream, "sealing"));
+    return launch_seal(device->functions, stream, *call);
+}
+
+kv_status create_counters(kvrt_device* device, uint64_t count, uint64_t** out_address) {
+    KVRT_TRY(device->counters.create(device->context, count));
+    *out_address = reinterpret_cast<uint64_t*>(device->counters.address());
+    return KV_OK;
+}
+
+kv_status fetch_counters(kvrt_device* device, uint64_t step) {
+    const stream_handle stream = device->fences.stream_of(step);
+    if (stream == nullptr) return fail(KV_INTERNAL, "step {} has no stream", step);
+    return device->counters.fetch(step, stream);
+}
+
+kv_status begin_step(kvrt_device* device, uint64_t step, void* stream) {
+    KVRT_TRY(device->fences.begin(step, static_cast<stream_handle>(stream)));
+    const status verdict = device->counters.begin(static_cast<stream_handle>(stream));
+    if (verdict < 0) (void)device->fences.record(step);  // it has nothing more to enqueue
+    return verdict;
+}
+
 kv_status attend_rows(kvrt_device* device, uint64_t step, kvrt_attend_rows* call) {
     KVRT_TRY(device->functions.state());
     const stream_handle stream = device->fences.stream_of(step);
@@ -143,6 +176,41 @@ kv_status attend_rows(kvrt_device* device, uint64_t step, kvrt_attend_rows* call
                                    "cuStreamIsCapturing"));
     call->captured = capture != capture_none ? 1 : 0;
     return launch_attend(device->functions, stream, call->captured != 0, *call);
+}
+
+kv_status create_rounds(kvrt_device* device, kvrt_round_memory* memory) {
+    return device->rounds.create(device->context, device->functions, *memory);
+}
+
+kv_status open_round(kvrt_device* device, uint64_t step) {
+    return device->fences.go_on(step, device->rounds.stream());
+}
+
+kv_status run_round(kvrt_device* device, uint64_t step, kvrt_round* call) {
+    KVRT_TRY(device->functions.state());
+    const stream_handle stream = device->fences.stream_of(step);
+    if (stream == nullptr) return fail(KV_INTERNAL, "step {} has no stream", step);
+    return device->rounds.run(stream, *call);
+}
+
+kv_status read_words(kvrt_device* device, uint64_t step, const kvrt_words* pieces, uint64_t count,
+                     uint32_t* out) {
+    const stream_handle stream = device->fences.stream_of(step);
+    if (stream == nullptr) return fail(KV_INTERNAL, "step {} has no stream", step);
+    return device->rounds.read(stream, pieces, count, out);
+}
+
+kv_status copy_words(kvrt_device* device, uint64_t step, uint32_t* target, const uint32_t* source,
+                     uint64_t words) {
+    const stream_handle stream = device->fences.stream_of(step);
+    if (stream == nullptr) return fail(KV_INTERNAL, "step {} has no stream", step);
+    const current_context here(device->context);
+    KVRT_TRY(here.state());
+    return device->context.check(
+        device->context.calls().copy_on_device(reinterpret_cast<device_pointer>(target),
+                                               reinterpret_cast<device_pointer>(source),
+                                               words * sizeof(uint32_t), stream),
+        "cuMemcpyDtoDAsync (positions)");
 }
 
 const kvrt_plugin plugin = {
@@ -158,10 +226,7 @@ const kvrt_plugin plugin = {
     .give_back = [](kvrt_device* device, uint64_t offset,
                     uint64_t bytes) { device->arena.give_back(offset, bytes); },
     .mapped_bytes = [](const kvrt_device* device) { return device->arena.mapped_bytes(); },
-    .begin_step =
-        [](kvrt_device* device, uint64_t step, void* stream) {
-            return device->fences.begin(step, static_cast<stream_handle>(stream));
-        },
+    .begin_step = begin_step,
     .end_step = [](kvrt_device* device, uint64_t step) { return device->fences.record(step); },
     .poll = poll,
     .passed = [](const kvrt_device* device, uint64_t step) -> int32_t {
@@ -177,6 +242,18 @@ const kvrt_plugin plugin = {
     .create_workspace = create_workspace,
     .write_rows = write_rows,
     .attend_rows = attend_rows,
+    .create_rounds = create_rounds,
+    .check_round = [](kvrt_device* device, const kvrt_lane* lane,
+                      uint32_t scorer) { return device->rounds.check(*lane, scorer); },
+    .open_round = open_round,
+    .run_round = run_round,
+    .read_words = read_words,
+    .copy_words = copy_words,
+    .seal_blocks = seal_blocks,
+    .create_counters = create_counters,
+    .fetch_counters = fetch_counters,
+    .arrived_counters =
+        [](kvrt_device* device) { return device->counters.arrived(device->fences); },
 };
 
 }  // namespace

@@ -26,11 +26,16 @@ status staging_ring::create(device_context& device, uint64_t bytes) {
     const driver& calls = device.calls();
     const current_context here(device);
     KVRT_TRY(here.state());
-    void* memory = nullptr;
-    KVRT_TRY(device.check(calls.host_allocate(&memory, bytes, 0), "cuMemHostAlloc (staging)"));
-    host_ = static_cast<std::byte*>(memory);
-    KVRT_TRY(device.allocate(bytes, "cuMemAlloc (staging)", device_memory_));
+    if (host_ == nullptr) {
+        void* memory = nullptr;
+        KVRT_TRY(device.check(calls.host_allocate(&memory, bytes, 0), "cuMemHostAlloc (staging)"));
+        host_ = static_cast<std::byte*>(memory);
+    }
+    if (device_memory_ == 0) {
+        KVRT_TRY(device.allocate(bytes, "cuMemAlloc (staging)", device_memory_));
+    }
     for (batch& each : batches_) {
+        if (each.event != nullptr) continue;
         KVRT_TRY(
             device.check(calls.event_create(&each.event, event_disable_timing), "cuEventCreate"));
     }
@@ -82,6 +87,24 @@ status staging_ring::copy(device_pointer target, uint64_t offset, uint64_t bytes
     KVRT_TRY(here.state());
     return device_->check(device_->calls().copy_to_device(target, data() + offset, bytes, stream_),
                           "cuMemcpyHtoDAsync");
+}
+
+status staging_ring::copy_back(device_pointer source, uint64_t offset, uint64_t bytes) {
+    const current_context here(*device_);
+    KVRT_TRY(here.state());
+    return device_->check(device_->calls().copy_to_host(data() + offset, source, bytes, stream_),
+                          "cuMemcpyDtoHAsync");
+}
+
+status staging_ring::drain() {
+    const current_context here(*device_);
+    KVRT_TRY(here.state());
+    for (uint32_t i = 0; i < count_; ++i) {
+        if (!at(i).recorded) continue;
+        KVRT_TRY(
+            device_->check(device_->calls().event_synchronize(at(i).event), "cuEventSynchronize"));
+    }
+    return poll();
 }
 
 status staging_ring::close(uint64_t used) {

@@ -21,7 +21,7 @@ class staging_ring {
     ~staging_ring();
 
     /// `bytes` is a multiple of the alignment, at least 1024; the device has as many, at the same
-    /// offsets.
+    /// offsets. After a failure it can be called again, for as many.
     status create(device_context& device, uint64_t bytes);
 
     /// Opens a batch of up to `wanted` bytes, of at least `least`: a multiple of the alignment.
@@ -37,6 +37,12 @@ class staging_ring {
 
     /// Enqueues a copy of [offset, offset + bytes) of the open batch.
     status copy(device_pointer target, uint64_t offset, uint64_t bytes);
+
+    /// The other way: into the open batch, for after drain.
+    status copy_back(device_pointer source, uint64_t offset, uint64_t bytes);
+
+    /// Waits until nothing is in flight.
+    status drain();
 
     /// Ends the batch, of which the first `used` bytes may have been written. It is in flight until
     /// all that the stream has got since open has run.

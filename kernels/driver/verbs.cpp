@@ -2,6 +2,7 @@
 
 #include <cstring>
 
+#include "format/position_rotation.hpp"
 #include "kernels/attend_decode.hpp"
 #include "kernels/attend_join.hpp"
 #include "kernels/describe.hpp"
@@ -12,7 +13,8 @@ namespace kvrt::cuda {
 namespace {
 
 /// The library's own description, as far as the seam carries it: kernels are told from that.
-operand_layout layout_of(const kvrt_operand& operand, format_description& format) {
+operand_layout layout_of(const kvrt_operand& operand, format_description& format,
+                         position_rotation& turning) {
     format.id = operand.format;
     format.kind = static_cast<format_class>(operand.kind);
     operand_layout made;
@@ -28,7 +30,19 @@ operand_layout layout_of(const kvrt_operand& operand, format_description& format
     made.word_stride = operand.word_stride;
     made.rotated = operand.rotated != 0;
     made.inline_form = operand.inline_form != 0;
+    made.tile_tokens = operand.tile_tokens;
+    turning.pairs = operand.turned_pairs;
+    turning.interleaved = operand.turned_interleaved != 0;
+    turning.gain = operand.turning_gain;
+    made.turning = &turning;
     return made;
+}
+
+void add_constants(const kvrt_operand& operand, kernels::operand_place& place) {
+    place.scales = operand.scales;
+    place.channel_means = operand.channel_means;
+    place.channel_scales = operand.channel_scales;
+    place.turning.table = operand.turning_table;
 }
 
 kernels::tensor_place place_of(const kvrt_device_tensor& tensor) {
@@ -54,24 +68,29 @@ static_assert(offsetof(kvrt_attend_piece, partial) == offsetof(kernels::attend_p
 
 status describe_lane(const kvrt_lane& lane, const char* verb, kernels::block_place& place) {
     format_description key_format, value_format;
+    position_rotation key_turning, value_turning;
     tile_layout layout;
     layout.order = static_cast<tile_order>(lane.order);
     layout.block_tokens = lane.block_tokens;
     layout.kv_heads = lane.kv_heads;
     layout.block_bytes = lane.block_bytes;
-    layout.keys = layout_of(lane.keys, key_format);
-    layout.values = layout_of(lane.values, value_format);
-    const bool more = lane.keys.more_constants != 0 || lane.values.more_constants != 0;
-    if (more || !kernels::describe(layout, place)) {
+    layout.keys = layout_of(lane.keys, key_format, key_turning);
+    layout.values = layout_of(lane.values, value_format, value_turning);
+    if (!kernels::describe(layout, place)) {
         return fail(KV_UNSUPPORTED,
-                    "{}: keys of KV_FORMAT {} with values of {}{} in layout {}: not on "
+                    "{}: keys of KV_FORMAT {} with values of {} in layout {}: not on "
                     "KV_DEVICE_CUDA in this version (see docs/device.md)",
-                    verb, lane.keys.format, lane.values.format,
-                    more ? ", with constants of channels," : "", lane.order);
+                    verb, lane.keys.format, lane.values.format, lane.order);
     }
-    place.keys.scales = lane.keys.scales;
-    place.values.scales = lane.values.scales;
+    add_constants(lane.keys, place.keys);
+    add_constants(lane.values, place.values);
     return KV_OK;
+}
+
+kernels::position_place positions_of(const kvrt_positions& positions) {
+    return {positions.base,           positions.reciprocal,
+            positions.units_per_slab, positions.blocks_per_slab,
+            positions.block_stride,   positions.block_tokens};
 }
 
 status launch_write(kernel_functions& functions, stream_handle stream,
@@ -91,6 +110,8 @@ status launch_write(kernel_functions& functions, stream_handle stream,
     call.rows = rows.rows;
     call.keys = place_of(rows.keys);
     call.values = place_of(rows.values);
+    call.saturated_keys = rows.saturated_keys;
+    call.saturated_values = rows.saturated_values;
     return functions.launch(
         functions.write(static_cast<kernels::number>(rows.keys.type), call.place.keys.codes),
         kernels::write_blocks(rows.rows, lane.kv_heads), kernels::write_threads,
@@ -124,6 +145,7 @@ status launch_attend(kernel_functions& functions, stream_handle stream, bool cap
     float* const workspace = static_cast<float*>(rows.workspace);
     const uint64_t vectors = rows.most_partials * rows.query_heads;
     call.partials = {workspace, workspace + vectors, workspace + 2 * vectors};
+    call.positions = positions_of(lane.positions);
     call.log_sum_exp = rows.log_sum_exp;
     call.query_heads = rows.query_heads;
     call.row_heads = rows.row_heads;

@@ -9,7 +9,12 @@ namespace kvrt::cuda {
 /// The lane as kernels see it; UNSUPPORTED, naming `verb` and format, where none does.
 status describe_lane(const kvrt_lane& lane, const char* verb, kernels::block_place& place);
 
+kernels::position_place positions_of(const kvrt_positions& positions);
+
 status launch_write(kernel_functions& functions, stream_handle stream, const kvrt_write_rows& rows);
+
+status launch_seal(kernel_functions& functions, stream_handle stream,
+                   const kvrt_seal_blocks& blocks);
 
 /// `captured`: the stream is being captured.
 status launch_attend(kernel_functions& functions, stream_handle stream, bool captured,

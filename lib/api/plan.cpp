@@ -312,6 +312,7 @@ status plan_policy(kv_pool& pool, const kv_policy* policy, kv_policy_footprint* 
     kv_policy_footprint local;
     KVRT_TRY(adopt(policy, policy_flags, "policy (kv_policy)", wanted));
     KVRT_TRY(check_policy(pool.store, wanted));
+    if (pool.store.on_device()) KVRT_TRY(check_policy_on_device(pool.steps, wanted));
     KVRT_TRY(adopt(user, 0, "footprint (kv_policy_footprint)", local));
     if (wanted.every == 0 && wanted.slack == 0) {
         return fail(KV_INVALID,

@@ -2,6 +2,7 @@
 #include <algorithm>
 #include <chrono>
 #include <new>
+#include <string>
 
 #include "api/create.hpp"
 
@@ -26,7 +27,6 @@ status check_cuda_config(const kv_pool_config& config) {
     };
     if ((config.flags & KV_POOL_DEBUG) != 0) return refuse("KV_POOL_DEBUG");
     if (config.max_observed_sequences != 0) return refuse("max_observed_sequences");
-    if (config.pressure_percent != 0) return refuse("pressure_percent");
     return KV_OK;
 }
 
@@ -104,10 +104,11 @@ status create_stores(const kv_pool_config& resolved, const kv_model* model, kv_p
                             allocator, store.model));
     store.any_seals = std::any_of(store.model.lanes.begin(), store.model.lanes.end(),
                                   [](const lane_geometry& lane) { return lane.seals; });
-    if (store.any_seals && resolved.device == KV_DEVICE_CUDA) {
+    if (store.any_seals && store.on_device() && store.device.kernels() < 0) {
+        const std::string reason = message_buffer();
         return fail(KV_UNSUPPORTED,
-                    "model: a layer has blocks that are sealed (KIVI, KVARN, demotion): not on "
-                    "KV_DEVICE_CUDA in this version (see kv_cuda.h)");
+                    "model: a layer has blocks that are sealed (KIVI, KVARN, demotion): {}",
+                    reason);
     }
     store.any_window = std::any_of(store.model.lanes.begin(), store.model.lanes.end(),
                                    [](const lane_geometry& lane) { return lane.window != 0; });

@@ -5,6 +5,7 @@
 
 #include "api/handles.hpp"
 #include "sequence/fit_affine.hpp"
+#include "step/round_cohort.hpp"
 
 namespace kvrt {
 
@@ -37,6 +38,7 @@ status compress(kv_pool& pool, sequence& target, const kv_compress_options* opti
     if (local.policy != nullptr) {
         KVRT_TRY(adopt(local.policy, policy_flags, "options.policy (kv_policy)", policy));
         KVRT_TRY(check_policy(pool.store, policy));
+        if (pool.store.on_device()) KVRT_TRY(check_policy_on_device(pool.steps, policy));
     } else if (!target.has_policy) {
         return fail(KV_INVALID,
                     "the sequence has no policy: give one in options or with kv_seq_set_policy");
@@ -51,7 +53,11 @@ status compress(kv_pool& pool, sequence& target, const kv_compress_options* opti
     const uint64_t slabs_before = pool.store.blocks.totals().slabs_given_back;
     const uint64_t start = now(pool);
     compaction_report round;
-    KVRT_TRY(compact_sequence(pool.store, pool.retention, target, policy, round));
+    if (pool.store.on_device()) {
+        KVRT_TRY(compress_on_device(pool.steps, target, policy, round));
+    } else {
+        KVRT_TRY(compact_sequence(pool.store, pool.retention, target, policy, round));
+    }
     fill_report(round, report);
     report.nanoseconds = now(pool) - start;
     report.recoded_rows = round.recoded.rows;
@@ -204,6 +210,7 @@ status set_statistics(kv_pool& pool, const kv_query_statistics* user) {
         std::copy_n(source.variance_imaginary, length, target.variance_imaginary);
         std::copy_n(source.covariance, length, target.covariance);
     }
+    ++statistics.given_changes;
     statistics.given_tokens[local.layer] = local.tokens;
     statistics.given_spread[local.layer] = source.has_covariances() ? 1 : 0;
     return KV_OK;
@@ -286,6 +293,7 @@ status load(kv_pool& pool, const char* path) {
         load_statistics(path, file.records.data(), static_cast<uint32_t>(file.records.size())));
     statistics_store& statistics = pool.retention.statistics;
     std::copy(statistics.present.begin(), statistics.present.end(), statistics.given.begin());
+    ++statistics.given_changes;
     for (uint32_t i = 0; i < file.records.size(); ++i) {
         statistics.given_tokens[file.layer[i]] = file.records[i].tokens;
         statistics.given_spread[file.layer[i]] = file.records[i].has_covariances ? 1 : 0;

@@ -7,9 +7,10 @@ namespace kvrt {
 
 namespace {
 
-status adopt_policy(const kv_pool& pool, const kv_policy* policy, kv_policy& local) {
+status adopt_policy(kv_pool& pool, const kv_policy* policy, kv_policy& local) {
     KVRT_TRY(adopt(policy, policy_flags, "policy (kv_policy)", local));
-    return check_policy(pool.store, local);
+    KVRT_TRY(check_policy(pool.store, local));
+    return pool.store.on_device() ? check_policy_on_device(pool.steps, local) : KV_OK;
 }
 
 /// Gives a sequence a policy, or none.
@@ -160,7 +161,7 @@ status describe_layer(const kv_pool& pool, const sequence& source, uint32_t laye
     return KV_OK;
 }
 
-status list_positions(const kv_pool& pool, const sequence& source, uint32_t layer, uint32_t kv_head,
+status list_positions(kv_pool& pool, const sequence& source, uint32_t layer, uint32_t kv_head,
                       uint64_t capacity, uint32_t* out_positions, uint64_t* out_count) {
     KVRT_TRY(check_layer(pool, layer));
     const layer_geometry& geometry = pool.store.model.layers[layer];
@@ -173,8 +174,18 @@ status list_positions(const kv_pool& pool, const sequence& source, uint32_t laye
     const head_place place = geometry.place_of(kv_head);
     const slot_positions positions = positions_of(pool.store, source, place.lane, place.head);
     const uint64_t written = std::min<uint64_t>(capacity, positions.slots);
-    for (uint32_t slot = 0; slot < written; ++slot) {
-        out_positions[slot] = static_cast<uint32_t>(positions.at(slot));
+    uint64_t first = 0;  // that is not there yet
+    if (device_has_positions(pool.store, source, place.lane)) {
+        const retained_spans retained = retained_of(pool.store, source, place.lane);
+        const bool known = list_known_positions(retained, written, out_positions);
+        first = known ? written : std::min<uint64_t>(written, positions.explicit_slots);
+        if (!known && first != 0) {
+            KVRT_TRY(
+                read_positions(pool.steps, source, place.lane, place.head, first, out_positions));
+        }
+    }
+    for (uint64_t slot = first; slot < written; ++slot) {
+        out_positions[slot] = static_cast<uint32_t>(positions.at(static_cast<uint32_t>(slot)));
     }
     *out_count = positions.slots;
     return KV_OK;

@@ -185,10 +185,7 @@ kv_status kv_pool_get_layer_stats(kv_pool* pool, kv_layer_stats* stats) {
     local.kv_heads = layer.kv_heads;
     const bool wanted = local.saturated_keys != nullptr || local.saturated_values != nullptr;
     status verdict = KV_OK;
-    if (wanted && pool->store.on_device()) {
-        verdict = fail(KV_UNSUPPORTED,
-                       "stats: what saturates is not counted on KV_DEVICE_CUDA in this version");
-    } else if (wanted && local.head_capacity < local.kv_heads) {
+    if (wanted && local.head_capacity < local.kv_heads) {
         verdict = fail(KV_LIMIT, "stats: head_capacity is {}, the layer has {} KV heads",
                        local.head_capacity, local.kv_heads);
     } else {

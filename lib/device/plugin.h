@@ -3,7 +3,8 @@
  * different compilers, with different standard libraries.
  *
  * Offsets are into the arena, bytes. Every function that can fail returns a kv_status and leaves a
- * message; none waits for the device, but close. One thread at a time is inside a device. */
+ * message; none waits for the device, but close and read_words. One thread at a time is inside a
+ * device. */
 #ifndef KVRT_DEVICE_PLUGIN_H
 #define KVRT_DEVICE_PLUGIN_H
 
@@ -17,7 +18,7 @@ extern "C" {
 #endif
 
 /* Rises with every change of what is below that an older side would not understand. */
-#define KVRT_PLUGIN_VERSION 1u
+#define KVRT_PLUGIN_VERSION 2u
 
 typedef struct kvrt_device kvrt_device;
 
@@ -49,11 +50,23 @@ typedef struct kvrt_operand {
     uint32_t type, dim, words, word_bytes;
     uint32_t rotated, inline_form;
     int64_t offset, group_stride, slot_stride, head_stride, word_stride;
-    /* Not 0: rows are stored with constants that are not here, so nothing reads or writes them. */
-    uint32_t more_constants;
-    uint32_t unused;
-    const float* scales; /* of the device: [kv_heads]; NULL: all are 1 */
+    uint32_t tile_tokens;                      /* of tile-local formats: rows of a tile */
+    uint32_t turned_pairs, turned_interleaved; /* how positions turn keys (affine4) */
+    float turning_gain;
+    /* Of the device. */
+    const float* scales;        /* [kv_heads]; NULL: all are 1 */
+    const float* channel_means; /* [kv_heads][dim], of affine4; the others of its constants, too */
+    const float* channel_scales;
+    const float* turning_table; /* [4][256][cosines, sines][turned_pairs] */
 } kvrt_operand;
+
+/* Where positions of slots that rounds have placed are, as position_store of memory/block_id.hpp.
+ */
+typedef struct kvrt_positions {
+    uint32_t* base; /* of the device; NULL: no round has run */
+    uint64_t reciprocal;
+    uint32_t units_per_slab, blocks_per_slab, block_stride, block_tokens;
+} kvrt_positions;
 
 typedef struct kvrt_lane {
     const void* arena; /* of the device */
@@ -62,6 +75,7 @@ typedef struct kvrt_lane {
     uint32_t id_shift; /* ids of block tables count 64 bytes, shifted so far to the right */
     uint32_t unused;
     kvrt_operand keys, values;
+    kvrt_positions positions;
 } kvrt_lane;
 
 /* A tensor of the caller on the device: [rows, heads, dim], strides in elements. */
@@ -79,7 +93,21 @@ typedef struct kvrt_write_rows {
     const uint32_t* targets; /* [rows][3]: row of block_table, slot, position; -1: no row */
     uint32_t rows, unused;
     kvrt_device_tensor keys, values;
+    uint64_t* saturated_keys; /* of the device: [kv_heads], added to */
+    uint64_t* saturated_values;
 } kvrt_write_rows;
+
+/* Leading slots of blocks into blocks of another layout: sealed, or opened again. Words of items
+ * are an address in the device's table: block ids of source and target, which count 64 bytes, how
+ * many slots, and how many of those hold rows that were coded before, which nobody counts anew. */
+typedef struct kvrt_seal_blocks {
+    const kvrt_lane* from;
+    const kvrt_lane* to;
+    const uint32_t* items; /* [count][4] */
+    uint32_t count, unused;
+    uint64_t* saturated_keys; /* as kvrt_write_rows */
+    uint64_t* saturated_values;
+} kvrt_seal_blocks;
 
 /* What the lists of an attention are made of, by words: attend_sequence and attend_piece of
  * kernels/attend.hpp. */
@@ -112,6 +140,65 @@ typedef struct kvrt_attend_rows {
     uint32_t window, window_sinks;
     uint32_t captured, unused; /* out: it was captured, instead of enqueued */
 } kvrt_attend_rows;
+
+#define KVRT_MOST_POSITIONS 16u
+
+/* What rounds of eviction work in: once per device. In: what the largest round is. */
+typedef struct kvrt_round_memory {
+    uint32_t most_slots, most_blocks;             /* of a lane */
+    uint32_t lanes, most_rounds;                  /* of a sequence; sequences at once */
+    uint32_t most_heads, most_rows;               /* of a lane: KV heads, rows of scores */
+    uint64_t phases;                              /* doubles of a sequence */
+    uint64_t position_words[KVRT_MOST_POSITIONS]; /* of arrays; 0: none */
+    uint32_t* positions[KVRT_MOST_POSITIONS];     /* out: of the device */
+} kvrt_round_memory;
+
+/* What guards hold of a sequence, as guard_rules of retention/select.hpp. */
+typedef struct kvrt_round_guards {
+    uint64_t next_position, prompt_tokens, sinks, recent;
+    const uint64_t* pinned; /* of the host: [pinned_count][first, count] */
+    uint32_t pinned_count, unused;
+} kvrt_round_guards;
+
+/* How the rows of a sequence's lane are scored; what a scorer does not ask for is 0. */
+typedef struct kvrt_round_scores {
+    uint32_t scorer; /* KV_SCORER_* */
+    uint32_t group, rotated, variants, interleaved;
+    uint32_t layer, first_head, unused; /* RANDOM's draw, with the next two */
+    uint64_t seed, round;
+    double attention_factor;
+    const double* phases; /* of the host */
+    uint64_t phase_count;
+    uint64_t means; /* place of the lane's first query head in kvrt_round.means */
+} kvrt_round_scores;
+
+/* One lane of one sequence. Tables are the host's, read in the call. */
+typedef struct kvrt_round_lane {
+    const kvrt_lane* lane;
+    const kvrt_round_guards* guards;
+    kvrt_round_scores scores;
+    const uint32_t* source_table; /* [blocks of `slots`] */
+    const uint32_t* target_table; /* [blocks of `keep`]; may be the same */
+    uint32_t slots, explicit_slots, keep;
+    uint32_t kind; /* lanes of one kind are stored and scored alike but for the constants above */
+    /* 0: each head has survivors of its own. Else lanes with one number, side by side, have one set
+     * for all their heads, and hold the same tokens. */
+    uint64_t set;
+} kvrt_round_lane;
+
+/* Words on the device. */
+typedef struct kvrt_words {
+    const uint32_t* words;
+    uint64_t count;
+} kvrt_words;
+
+/* Lanes of one kind side by side. */
+typedef struct kvrt_round {
+    const kvrt_round_lane* lanes;
+    uint32_t count;
+    uint32_t done;         /* out: so many were compacted, also when the call fails */
+    const float* means[3]; /* of the device: real, imaginary parts, magnitudes */
+} kvrt_round;
 
 typedef struct kvrt_plugin {
     uint32_t struct_size;
@@ -165,6 +252,30 @@ typedef struct kvrt_plugin {
      * writes this. */
     kv_status (*write_rows)(kvrt_device* device, uint64_t step, const kvrt_write_rows* call);
     kv_status (*attend_rows)(kvrt_device* device, uint64_t step, kvrt_attend_rows* call);
+
+    /* Rounds of eviction. `open_round` goes on with a step that has ended, or begins one that the
+     * host has no stream for: on that of an open step, else on one of the device's own; end_step
+     * ends it. UNSUPPORTED: no kernel scores or moves such lanes. AGAIN, and TOO_LARGE for several
+     * sequences: there is no room to upload all of it; nothing was done. */
+    kv_status (*create_rounds)(kvrt_device* device, kvrt_round_memory* memory);
+    kv_status (*check_round)(kvrt_device* device, const kvrt_lane* lane, uint32_t scorer);
+    kv_status (*open_round)(kvrt_device* device, uint64_t step);
+    kv_status (*run_round)(kvrt_device* device, uint64_t step, kvrt_round* call);
+    /* Into memory of the host, one behind the other: waits for the step. */
+    kv_status (*read_words)(kvrt_device* device, uint64_t step, const kvrt_words* pieces,
+                            uint64_t count, uint32_t* out);
+    /* As copy, between addresses of the device. */
+    kv_status (*copy_words)(kvrt_device* device, uint64_t step, uint32_t* target,
+                            const uint32_t* source, uint64_t words);
+    /* Not while the step's stream is captured: INVALID. */
+    kv_status (*seal_blocks)(kvrt_device* device, uint64_t step, const kvrt_seal_blocks* call);
+
+    /* Counters that kernels add to, 0 from the first step on: once per device. fetch enqueues a
+     * copy of them for the host, unless one is on its way; arrived gives what has come since it was
+     * last asked, as of the last poll, which stays until the next fetch; else NULL. */
+    kv_status (*create_counters)(kvrt_device* device, uint64_t count, uint64_t** out_address);
+    kv_status (*fetch_counters)(kvrt_device* device, uint64_t step);
+    const uint64_t* (*arrived_counters)(kvrt_device* device);
 } kvrt_plugin;
 
 /* The symbol: a function that returns the table. */

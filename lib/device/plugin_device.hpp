@@ -70,6 +70,31 @@ class plugin_device final : public device_memory, public step_clock {
     status attend_rows(uint64_t step, kvrt_attend_rows& call) {
         return told(plugin_->attend_rows(device_, step, &call));
     }
+    status seal_blocks(uint64_t step, const kvrt_seal_blocks& call) {
+        return told(plugin_->seal_blocks(device_, step, &call));
+    }
+    status create_counters(uint64_t count, uint64_t** out_address) {
+        return told(plugin_->create_counters(device_, count, out_address));
+    }
+    status fetch_counters(uint64_t step) { return told(plugin_->fetch_counters(device_, step)); }
+    const uint64_t* arrived_counters() { return plugin_->arrived_counters(device_); }
+
+    status create_rounds(kvrt_round_memory& memory) {
+        return told(plugin_->create_rounds(device_, &memory));
+    }
+    status check_round(const kvrt_lane& lane, uint32_t scorer) const {
+        return told(plugin_->check_round(device_, &lane, scorer));
+    }
+    status open_round(uint64_t step) { return told(plugin_->open_round(device_, step)); }
+    status run_round(uint64_t step, kvrt_round& call) {
+        return told(plugin_->run_round(device_, step, &call));
+    }
+    status read_words(uint64_t step, const kvrt_words* pieces, uint64_t count, uint32_t* out) {
+        return told(plugin_->read_words(device_, step, pieces, count, out));
+    }
+    status copy_words(uint64_t step, uint32_t* target, const uint32_t* source, uint64_t words) {
+        return told(plugin_->copy_words(device_, step, target, source, words));
+    }
 
   private:
     /// The plugin's message becomes this library's.

@@ -107,8 +107,24 @@ void allocate_by_threshold(const round_plan& plan, const layer_geometry& layer) 
 
 }  // namespace
 
+slot_count budget_on_device(const round_plan& plan, uint32_t lane, uint32_t budget) {
+    const held_positions held = held_by_guards(plan);
+    const retained_spans retained = retained_of(plan.store, plan.owner, lane);
+    slot_count guarded, prompt;
+    for (const held_range& range : held) {
+        const slot_count here = count_between(retained, range.first, range.end);
+        guarded.least += here.least;
+        guarded.most += here.most;
+    }
+    if (prompt_on_top(plan))
+        prompt = count_between(retained, 0, guard_rules_of(plan).prompt_tokens);
+    return {std::max(budget + prompt.least, guarded.least),
+            std::max(budget + prompt.most, guarded.most)};
+}
+
 uint32_t budget_of(const round_plan& plan, uint32_t lane, uint32_t budget) {
     constexpr uint32_t endless = 0xffffffffu;
+    if (plan.store.on_device()) return budget_on_device(plan, lane, budget).least;
     uint32_t keep = 0;
     for (uint32_t head = 0; head < plan.store.model.lanes[lane].kv_heads; ++head) {
         keep = std::max(keep, retained_after_round(endless, budget, prompt_on_top(plan),

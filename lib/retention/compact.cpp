@@ -204,6 +204,8 @@ double lost_attention(const round_plan& plan, uint32_t lane, uint32_t head) {
     return all > 0.0 ? std::max(0.0, 1.0 - kept / all) : 0.0;
 }
 
+}  // namespace
+
 void note_history(const round_plan& plan, const layer_geometry& layer, compaction_report& report) {
     for_each_head(plan, layer, [&](uint32_t lane, uint32_t head) {
         head_history& history = history_of(plan.store, plan.context, plan.owner, lane, head);
@@ -220,6 +222,8 @@ void note_history(const round_plan& plan, const layer_geometry& layer, compactio
         ++report.heads_lost;
     }
 }
+
+namespace {
 
 void move_survivors(const round_plan& plan, const layer_geometry& layer,
                     compaction_report& report) {
@@ -306,6 +310,8 @@ void select_in_common(const round_plan& plan, compaction_report& report) {
     }
 }
 
+}  // namespace
+
 void count_tokens(const round_plan& plan, uint64_t& tokens, returned_blocks& tables) {
     tokens = 0;
     for (uint32_t lane = 0; lane < plan.store.model.lanes.size(); ++lane) {
@@ -313,6 +319,18 @@ void count_tokens(const round_plan& plan, uint64_t& tokens, returned_blocks& tab
     }
     tables = table_size(plan.store, plan.owner);
 }
+
+void end_round(const round_plan& plan, compaction_report& report) {
+    plan.owner.tokens_since_round = 0;
+    plan.owner.room = 0;
+    ++plan.owner.rounds_run;
+    ++plan.owner.compactions;
+    report.outcome = KV_COMPRESS_DONE;
+    report.demoted = seal_blocks(plan.store, plan.owner);
+    count_tokens(plan, report.tokens_after, report.tables_after);
+}
+
+namespace {
 
 /// What selection builds on, whoever chose the lanes.
 status check_keeps(const round_plan& plan) {
@@ -371,13 +389,7 @@ status run(round_plan& plan, compaction_report& report) {
         plan.owner.tokens_since_round = 0;
         return KV_OK;
     }
-    plan.owner.tokens_since_round = 0;
-    plan.owner.room = 0;
-    ++plan.owner.rounds_run;
-    ++plan.owner.compactions;
-    report.outcome = KV_COMPRESS_DONE;
-    report.demoted = seal_blocks(plan.store, plan.owner);
-    count_tokens(plan, report.tokens_after, report.tables_after);
+    end_round(plan, report);
     return KV_OK;
 }
 
@@ -415,35 +427,43 @@ round_plan plan_of(cache& store, retention_context& context, sequence& owner,
     return plan;
 }
 
-status run_round(round_plan& plan, compaction_report& report) {
+void begin_round(const round_plan& plan, compaction_report& report) {
     count_tokens(plan, report.tokens_before, report.tables_before);
     count_tokens(plan, report.tokens_after, report.tables_after);
-    const status verdict = run(plan, report);
+}
+
+void note_outcome(const round_plan& plan, status verdict, const compaction_report& report) {
+    plan.context.returned.blocks += report.returned.blocks;
+    plan.context.returned.bytes += report.returned.bytes;
     if (verdict == KV_OK && report.outcome == KV_COMPRESS_DONE) {
         ++plan.context.compactions;
-        plan.context.returned.blocks += report.returned.blocks;
-        plan.context.returned.bytes += report.returned.bytes;
     } else {
         ++plan.context.compactions_skipped;
     }
+    plan.owner.last_round = verdict;
+    plan.owner.last_outcome = verdict < 0 ? 0 : report.outcome;
+}
+
+void find_nothing(const round_plan& plan, compaction_report& report) {
+    report.outcome = KV_COMPRESS_NOTHING;
+    plan.owner.tokens_since_round = 0;
+}
+
+status run_round(round_plan& plan, compaction_report& report) {
+    begin_round(plan, report);
+    const status verdict = run(plan, report);
+    note_outcome(plan, verdict, report);
     return verdict;
 }
 
 status compact_sequence(cache& store, retention_context& context, sequence& owner,
                         const kv_policy& policy, compaction_report& report) {
+    KVRT_TRY(refuse_on_device(store, "a round that the host runs"));
     round_plan plan = plan_of(store, context, owner, policy);
-    if (choose_lanes(plan)) {
-        owner.last_round = run_round(plan, report);
-        owner.last_outcome = owner.last_round < 0 ? 0 : report.outcome;
-        return owner.last_round;
-    }
-    owner.last_round = KV_OK;
-    owner.last_outcome = KV_COMPRESS_NOTHING;
-    count_tokens(plan, report.tokens_before, report.tables_before);
-    count_tokens(plan, report.tokens_after, report.tables_after);
-    report.outcome = KV_COMPRESS_NOTHING;
-    owner.tokens_since_round = 0;
-    ++context.compactions_skipped;
+    if (choose_lanes(plan)) return run_round(plan, report);
+    begin_round(plan, report);
+    find_nothing(plan, report);
+    note_outcome(plan, KV_OK, report);
     return KV_OK;
 }
 

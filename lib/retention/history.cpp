@@ -62,30 +62,14 @@ void copy_history(const cache& store, retention_context& context, const sequence
                 &blocks_returned_of(store, context, to, 0));
 }
 
-/// The sequence outside of open steps that was not asked yet and of which most(sequence) is
-/// largest, and not 0; null where there is none.
-template <class callable>
-static sequence* ask_next(cache& store, const callable& most) {
-    sequence* chosen = nullptr;
-    uint64_t largest = 0;
-    for (sequence& owner : store.sequences) {
-        if (!owner.alive || owner.in_step || owner.asked_under_pressure) continue;
-        const uint64_t here = most(owner);
-        if (here <= largest) continue;
-        largest = here;
-        chosen = &owner;
-    }
-    if (chosen != nullptr) chosen->asked_under_pressure = true;
-    return chosen;
-}
-
 /// Calls give(sequence) while the watermark is passed. Each sequence is asked once, so that one
 /// that cannot give does not keep the others from it.
 template <class callable, class giving>
 static void ask_all(cache& store, uint64_t watermark, const callable& most, const giving& give) {
     for (sequence& owner : store.sequences) owner.asked_under_pressure = false;
+    const auto is_free = [](const sequence& owner) { return !owner.in_step; };
     while (store.blocks.totals().pinned_bytes > watermark) {
-        sequence* chosen = ask_next(store, most);
+        sequence* chosen = ask_next(store, is_free, most);
         if (chosen == nullptr) return;
         give(*chosen);
         store.blocks.collect(store.fences);

@@ -87,6 +87,18 @@ status check_scoring(const kv_policy& policy, const scorer_description& scorer) 
     return KV_OK;
 }
 
+/// A policy that could never remove a token is a mistake that nobody would notice.
+status check_layers(const cache& store, const kv_policy& policy) {
+    for (uint32_t layer = 0; layer < store.model.layers.size(); ++layer) {
+        if (takes_part(store, policy, layer)) return KV_OK;
+    }
+    return fail(KV_INVALID,
+                "policy: there is no layer for it: of {} layers the first {} are left whole "
+                "(skip_layers), and the others have a window, or share another layer's cache",
+                store.model.layers.size(),
+                std::min<std::size_t>(policy.skip_layers, store.model.layers.size()));
+}
+
 /// Where heads of several layers share a set, those layers have the same number of heads.
 status check_heads(const cache& store, const kv_policy& policy) {
     if (resolved_selection(policy) != KV_SELECT_PER_HEAD) return KV_OK;
@@ -115,7 +127,6 @@ uint32_t resolved_selection(const kv_policy& policy) {
 }
 
 status check_policy(const cache& store, const kv_policy& policy) {
-    KVRT_TRY(refuse_on_device(store, "policy"));
     const scorer_description* scorer = find_scorer(policy.scorer);
     if (scorer == nullptr) {
         return fail(KV_UNSUPPORTED, "policy: scorer {} is not one of KV_SCORER_*", policy.scorer);
@@ -134,6 +145,7 @@ status check_policy(const cache& store, const kv_policy& policy) {
     if ((policy.flags & prompt_flags) != 0 && policy.prompt_tokens == 0) {
         return fail(KV_INVALID, "policy: PROTECT_PROMPT and AT_PROMPT_END need prompt_tokens");
     }
+    KVRT_TRY(check_layers(store, policy));
     KVRT_TRY(check_allocator(store, policy));
     KVRT_TRY(check_heads(store, policy));
     KVRT_TRY(check_scoring(policy, *scorer));

@@ -39,6 +39,15 @@ round_plan plan_of(cache& store, retention_context& context, sequence& owner,
 /// that cannot be kept.
 status run_round(round_plan& plan, compaction_report& report);
 
+/// What a round leaves behind, whoever moves the survivors. Its parts, in order: begin, then
+/// find_nothing, or for each layer note_history before the tables change, and end_round;
+/// note_outcome in any case.
+void begin_round(const round_plan& plan, compaction_report& report);
+void find_nothing(const round_plan& plan, compaction_report& report);
+void note_history(const round_plan& plan, const layer_geometry& layer, compaction_report& report);
+void end_round(const round_plan& plan, compaction_report& report);
+void note_outcome(const round_plan& plan, status verdict, const compaction_report& report);
+
 /// Runs body(lane, head of the lane) for the KV heads of a layer's chosen lanes, on all threads.
 template <class callable>
 void for_each_head(const round_plan& plan, const layer_geometry& layer, const callable& body) {
@@ -48,7 +57,11 @@ void for_each_head(const round_plan& plan, const layer_geometry& layer, const ca
     });
 }
 
+guard_rules guard_rules_of(const round_plan& plan);
 guarded_slots guards_of(const round_plan& plan, uint32_t lane, uint32_t kv_head);
+
+/// Positions that they hold, below next_position.
+held_positions held_by_guards(const round_plan& plan);
 
 /// Fills scores row kv_head * group of every KV head of a layer's chosen lanes: one number per
 /// candidate slot.
@@ -81,6 +94,10 @@ inline uint32_t set_of(const round_plan& plan, uint32_t lane, uint32_t kv_head) 
     const bool one = plan.selection == KV_SELECT_UNION || plan.selection == KV_SELECT_PER_LAYER;
     return one ? 0 : plan.store.model.lanes[lane].first_head + kv_head;
 }
+
+/// On a device, which alone knows what positions its slots have: between what and what the next
+/// number is, which is then the least.
+slot_count budget_on_device(const round_plan& plan, uint32_t lane, uint32_t budget);
 
 /// What a lane keeps of a budget, and what it would if it had as many slots: its heads hold
 /// different tokens, and all keep the same number.

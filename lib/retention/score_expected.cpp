@@ -6,15 +6,20 @@
 
 namespace kvrt {
 
+triattention_shape shape_of(const cache& store, uint32_t layer, const kv_policy& policy) {
+    const layer_geometry& geometry = store.model.layers[layer];
+    triattention_shape shape;
+    shape.key_dim = store.model.lanes[geometry.first_lane].layout.keys.dim;
+    shape.group = geometry.group();
+    shape.offset_max = policy.offset_max != 0 ? policy.offset_max : default_offset_max;
+    shape.maximum = (policy.flags & KV_POLICY_OFFSETS_MAX) != 0;
+    return shape;
+}
+
 void score_by_triattention(const round_plan& plan, const layer_geometry& layer) {
     const lane_geometry& first_lane = plan.store.model.lanes[layer.first_lane];
     retention_context& context = plan.context;
-    triattention_shape shape;
-    shape.key_dim = first_lane.layout.keys.dim;
-    shape.group = layer.group();
-    shape.offset_max = plan.policy.offset_max != 0 ? plan.policy.offset_max : default_offset_max;
-    shape.maximum = (plan.policy.flags & KV_POLICY_OFFSETS_MAX) != 0;
-
+    const triattention_shape shape = shape_of(plan.store, first_lane.layer, plan.policy);
     triattention_phases(shape, layer.rope, plan.owner.next_position, context.phases.data());
     const query_moments<float> moments =
         moments_at(context.statistics, context.statistics.present, first_lane.layer, false);

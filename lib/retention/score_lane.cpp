@@ -68,7 +68,7 @@ void make_scores(const round_plan& plan, const layer_geometry& layer) {
 
 }  // namespace
 
-guarded_slots guards_of(const round_plan& plan, uint32_t lane, uint32_t kv_head) {
+guard_rules guard_rules_of(const round_plan& plan) {
     guard_rules rules;
     const bool protect = (plan.policy.flags & KV_POLICY_PROTECT_PROMPT) != 0;
     rules.prompt_tokens = protect ? plan.policy.prompt_tokens : 0;
@@ -76,7 +76,15 @@ guarded_slots guards_of(const round_plan& plan, uint32_t lane, uint32_t kv_head)
     rules.recent = plan.recent;
     rules.pinned = plan.owner.pinned;
     rules.pinned_count = plan.owner.pinned_count;
-    return apply_guards(rules, positions_of(plan.store, plan.owner, lane, kv_head));
+    return rules;
+}
+
+held_positions held_by_guards(const round_plan& plan) {
+    return held_by(guard_rules_of(plan), plan.owner.next_position);
+}
+
+guarded_slots guards_of(const round_plan& plan, uint32_t lane, uint32_t kv_head) {
+    return apply_guards(guard_rules_of(plan), positions_of(plan.store, plan.owner, lane, kv_head));
 }
 
 float* lane_scores(const round_plan& plan, uint32_t lane, uint32_t kv_head) {

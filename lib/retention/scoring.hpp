@@ -46,6 +46,9 @@ void for_each_part(const round_plan& plan, const layer_geometry& layer, const ca
     });
 }
 
+/// What TriAttention of a policy computes for a layer.
+triattention_shape shape_of(const cache& store, uint32_t layer, const kv_policy& policy);
+
 /// Each fills the candidates' scores of a layer's chosen lanes.
 void score_by_observation(const round_plan& plan, const layer_geometry& layer);
 void score_by_redundancy(const round_plan& plan, const layer_geometry& layer);

@@ -15,6 +15,32 @@ void append(slot_ranges& ranges, uint32_t first, uint32_t end) {
 
 }  // namespace
 
+held_positions held_by(const guard_rules& rules, uint64_t next_position) {
+    held_positions held;
+    const auto add = [&](uint64_t first, uint64_t end) {
+        end = std::min(end, next_position);
+        if (first < end) held.range[held.count++] = {first, end};
+    };
+    add(0, std::max(rules.prompt_tokens, rules.sinks));
+    for (uint32_t i = 0; i < std::min(rules.pinned_count, max_pinned_ranges); ++i) {
+        const position_range& range = rules.pinned[i];
+        add(range.first, range.first + std::min(range.count, ~uint64_t{0} - range.first));
+    }
+    add(next_position - std::min(rules.recent, next_position), next_position);
+    std::sort(held.range.begin(), held.range.begin() + held.count,
+              [](const held_range& a, const held_range& b) { return a.first < b.first; });
+    uint32_t count = 0;
+    for (uint32_t i = 0; i < held.count; ++i) {
+        if (count != 0 && held.range[i].first <= held.range[count - 1].end) {
+            held.range[count - 1].end = std::max(held.range[count - 1].end, held.range[i].end);
+        } else {
+            held.range[count++] = held.range[i];
+        }
+    }
+    held.count = count;
+    return held;
+}
+
 guarded_slots apply_guards(const guard_rules& rules, const slot_positions& positions) {
     guarded_slots guarded;
     guarded.prompt_slots = positions.find(rules.prompt_tokens);

@@ -4,6 +4,7 @@
 #include <cstdint>
 
 #include "sequence/slots.hpp"
+#include "sequence/spans.hpp"
 
 namespace kvrt {
 
@@ -20,6 +21,16 @@ struct guarded_slots {
     uint32_t protected_slots = 0;  ///< all other slots
     uint32_t prompt_slots = 0;     ///< of those: held by the prompt rule (for PROMPT_ON_TOP)
 };
+
+/// The same as positions below next_position: ascending and disjoint.
+struct held_positions {
+    std::array<held_range, max_pinned_ranges + 2> range = {};
+    uint32_t count = 0;
+
+    const held_range* begin() const { return range.data(); }
+    const held_range* end() const { return range.data() + count; }
+};
+held_positions held_by(const guard_rules& rules, uint64_t next_position);
 
 /// Which slots of one lane and KV head may go. Logarithmic in the number of slots.
 guarded_slots apply_guards(const guard_rules& rules, const slot_positions& positions);

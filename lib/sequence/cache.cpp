@@ -93,6 +93,9 @@ sequence* fork_sequence(cache& store, sequence& parent) {
         target.opened_slots = source.opened_slots;
         std::copy_n(source.table, target.blocks, target.table);
         for (uint32_t i = 0; i < target.blocks; ++i) store.blocks.retain(target.table[i]);
+        if (device_has_positions(store, parent, lane)) {
+            spans_of(store, *child, lane) = spans_of(store, parent, lane);
+        }
     }
     return child;
 }
@@ -115,6 +118,20 @@ slot_positions positions_of(const cache& store, const sequence& owner, uint32_t 
     positions.explicit_slots = state.explicit_slots;
     positions.next_position = owner.next_position;
     return positions;
+}
+
+position_spans& spans_of(cache& store, const sequence& owner, uint32_t lane) {
+    const uint64_t index = store.sequences.index(owner);
+    return store.spans[index * store.sequences.lane_count() + lane];
+}
+
+retained_spans retained_of(const cache& store, const sequence& owner, uint32_t lane) {
+    static constexpr position_spans none;
+    const lane_state& state = owner.lanes[lane];
+    const bool placed = device_has_positions(store, owner, lane);
+    const uint64_t index = store.sequences.index(owner);
+    return {placed ? store.spans[index * store.sequences.lane_count() + lane] : none, state.slots,
+            state.explicit_slots, owner.next_position};
 }
 
 namespace {
@@ -140,11 +157,33 @@ namespace {
 /// compaction, unless nothing before `position` was evicted.
 bool survivors_reach_back(const cache& store, const sequence& target, uint32_t lane,
                           uint64_t position) {
+    if (device_has_positions(store, target, lane)) {
+        const retained_spans retained = retained_of(store, target, lane);
+        return position >= retained.tail_first() ||
+               count_between(retained, 0, position).least == position;
+    }
     for (uint32_t head = 0; head < store.model.lanes[lane].kv_heads; ++head) {
         const uint32_t keep = positions_of(store, target, lane, head).find(position);
         if (keep != position && keep < target.lanes[lane].explicit_slots) return false;
     }
     return true;
+}
+
+/// How many slots are left of a lane that reaches back to `position`.
+uint32_t slots_before(cache& store, const sequence& target, uint32_t lane, uint64_t position) {
+    if (!device_has_positions(store, target, lane)) {
+        return positions_of(store, target, lane, 0).find(position);
+    }
+    const retained_spans retained = retained_of(store, target, lane);
+    if (position >= retained.tail_first()) {
+        return retained.explicit_slots + static_cast<uint32_t>(position - retained.tail_first());
+    }
+    // Nothing before it was removed.
+    position_spans& left = spans_of(store, target, lane);
+    const uint32_t slots = static_cast<uint32_t>(position);
+    left.count = 1;
+    left.span[0] = {0, slots, {slots, slots}};
+    return slots;
 }
 
 }  // namespace
@@ -167,14 +206,16 @@ status truncate_sequence(cache& store, sequence& target, uint64_t tokens_seen) {
             return fail(
                 KV_NO_SNAPSHOT,
                 "layer {}: a compaction has removed tokens before position {} for the sake of "
-                "later ones",
-                store.model.lanes[lane].layer, tokens_seen);
+                "later ones{}",
+                store.model.lanes[lane].layer, tokens_seen,
+                device_has_positions(store, target, lane) ? ", or only the device knows which"
+                                                          : "");
         }
     }
     returned_blocks returned;
     for (uint32_t lane = 0; lane < lane_count; ++lane) {
         lane_state& state = target.lanes[lane];
-        const uint32_t keep = positions_of(store, target, lane, 0).find(tokens_seen);
+        const uint32_t keep = slots_before(store, target, lane, tokens_seen);
         state.slots = keep;
         state.explicit_slots = std::min(state.explicit_slots, keep);
         const uint32_t open_from = state.sealed_blocks * store.model.block_tokens;
@@ -186,23 +227,38 @@ status truncate_sequence(cache& store, sequence& target, uint64_t tokens_seen) {
     return KV_OK;
 }
 
+window_slide slide_of(const cache& store, uint32_t lane, uint32_t slots, uint64_t next_position) {
+    const lane_geometry& geometry = store.model.lanes[lane];
+    const uint32_t block_tokens = store.model.block_tokens;
+    if (geometry.window == 0 || next_position < geometry.window) return {};
+    // The next query sees positions from here on, and the sinks.
+    const uint64_t first_seen = next_position - geometry.window + 1;
+    const uint32_t front_blocks = store.model.blocks_for(geometry.window_sinks);
+    const uint32_t front_slots = front_blocks * block_tokens;
+    if (slots <= front_slots) return {};
+    const uint64_t tail_first = next_position - (slots - front_slots);
+    if (first_seen < tail_first + block_tokens) return {};
+    return {front_blocks,
+            static_cast<uint32_t>(std::min<uint64_t>((first_seen - tail_first) / block_tokens,
+                                                     (slots - front_slots) / block_tokens))};
+}
+
+void count_slide(const cache& store, const window_slide& slide, lane_state& state) {
+    const uint32_t sealed_behind = state.sealed_blocks - std::min(state.sealed_blocks, slide.front);
+    if (slide.blocks > sealed_behind) state.opened_slots = 0;
+    state.sealed_blocks -= std::min(sealed_behind, slide.blocks);
+    state.blocks -= slide.blocks;
+    state.slots -= slide.blocks * store.model.block_tokens;
+}
+
 void slide_windows(cache& store, sequence& target, returned_blocks& returned) {
     if (!store.any_window) return;
-    const uint32_t block_tokens = store.model.block_tokens;
     for (uint32_t lane = 0; lane < store.sequences.lane_count(); ++lane) {
         const lane_geometry& geometry = store.model.lanes[lane];
         lane_state& state = target.lanes[lane];
-        if (geometry.window == 0 || target.next_position < geometry.window) continue;
-        // The next query sees positions from here on, and the sinks.
-        const uint64_t first_seen = target.next_position - geometry.window + 1;
-        const uint32_t front_blocks = store.model.blocks_for(geometry.window_sinks);
-        const uint32_t front_slots = front_blocks * block_tokens;
-        if (state.slots <= front_slots) continue;
-        const uint64_t tail_first = target.next_position - (state.slots - front_slots);
-        if (first_seen < tail_first + block_tokens) continue;
-        const uint32_t blocks = static_cast<uint32_t>(std::min<uint64_t>(
-            (first_seen - tail_first) / block_tokens, (state.slots - front_slots) / block_tokens));
-
+        const window_slide slide = slide_of(store, lane, state.slots, target.next_position);
+        if (slide.blocks == 0) continue;
+        const uint32_t front_slots = slide.front * store.model.block_tokens;
         if (state.explicit_slots < front_slots) {
             // Until now slot = position in the front; from now on it must say so.
             const lane_positions positions = positions_of_lane(store, lane, state.sealed_blocks);
@@ -213,18 +269,13 @@ void slide_windows(cache& store, sequence& target, returned_blocks& returned) {
             }
             state.explicit_slots = front_slots;
         }
-        for (uint32_t i = 0; i < blocks; ++i) {
-            drop_block(store, state.table[front_blocks + i], target.last_fence, returned);
+        for (uint32_t i = 0; i < slide.blocks; ++i) {
+            drop_block(store, state.table[slide.front + i], target.last_fence, returned);
         }
-        const uint32_t sealed_behind =
-            state.sealed_blocks - std::min(state.sealed_blocks, front_blocks);
-        if (blocks > sealed_behind) state.opened_slots = 0;
-        state.sealed_blocks -= std::min(sealed_behind, blocks);
-        std::copy(state.table + front_blocks + blocks, state.table + state.blocks,
-                  state.table + front_blocks);
+        std::copy(state.table + slide.front + slide.blocks, state.table + state.blocks,
+                  state.table + slide.front);
         ++target.table_changes;
-        state.blocks -= blocks;
-        state.slots -= blocks * block_tokens;
+        count_slide(store, slide, state);
     }
 }
 
@@ -253,6 +304,12 @@ status check_lane(const cache& store, const sequence& owner, uint32_t lane) {
         return fail(KV_INTERNAL, "layer {}: {} slots ({} explicit) in {} blocks at position {}",
                     geometry.layer, state.slots, state.explicit_slots, state.blocks,
                     owner.next_position);
+    }
+    if (device_has_positions(store, owner, lane)) {
+        const slot_count known = count_between(retained_of(store, owner, lane), 0, max_position);
+        if (known.least <= state.slots && state.slots <= known.most) return KV_OK;
+        return fail(KV_INTERNAL, "layer {}: {} slots, the host knows of {} to {}", geometry.layer,
+                    state.slots, known.least, known.most);
     }
     for (uint32_t head = 0; head < geometry.kv_heads; ++head) {
         const slot_positions positions = positions_of(store, owner, lane, head);

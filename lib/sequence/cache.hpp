@@ -9,6 +9,7 @@
 #include "memory/blocks.hpp"
 #include "model/geometry.hpp"
 #include "sequence/sequence.hpp"
+#include "sequence/spans.hpp"
 
 namespace kvrt {
 
@@ -35,6 +36,9 @@ struct cache {
     bool any_seals = false;          ///< some lane has a tile-local format
     host_array<recoding> recoded;    ///< by half of lane_geometry::first_counter and KV head
     host_array<uint64_t> saturated;  ///< elements written, by lane_geometry::first_counter
+    /// On a device, once a sequence has a policy: what the host knows of the positions of slots
+    /// that rounds have placed, which are in the device's memory alone. [sequences][lanes]
+    host_array<position_spans> spans;
 
     /// Are the arena's bytes out of the host's reach?
     bool on_device() const { return device.is_open(); }
@@ -82,6 +86,23 @@ inline uint32_t class_at(const lane_geometry& lane, const lane_state& state, uin
 void shrink_table(cache& store, sequence& owner, uint32_t lane, uint32_t keep,
                   returned_blocks& returned);
 
+/// The sequence, of those that may be asked and were not yet, of which most(sequence) is largest,
+/// and not 0; null where there is none.
+template <class permission, class callable>
+sequence* ask_next(cache& store, const permission& may_ask, const callable& most) {
+    sequence* chosen = nullptr;
+    uint64_t largest = 0;
+    for (sequence& owner : store.sequences) {
+        if (!owner.alive || owner.asked_under_pressure || !may_ask(owner)) continue;
+        const uint64_t here = most(owner);
+        if (here <= largest) continue;
+        largest = here;
+        chosen = &owner;
+    }
+    if (chosen != nullptr) chosen->asked_under_pressure = true;
+    return chosen;
+}
+
 /// Drops everything the sequence holds, and closes it.
 void release_sequence(cache& store, sequence& target);
 
@@ -90,6 +111,16 @@ sequence* fork_sequence(cache& store, sequence& parent);
 
 /// Forgets tokens at positions >= tokens_seen. Errors: INVALID, NO_SNAPSHOT; nothing changed then.
 status truncate_sequence(cache& store, sequence& target, uint64_t tokens_seen);
+
+/// Blocks [front, front + blocks) of a lane's table that no later query can see; none: 0.
+struct window_slide {
+    uint32_t front = 0;
+    uint32_t blocks = 0;
+};
+window_slide slide_of(const cache& store, uint32_t lane, uint32_t slots, uint64_t next_position);
+
+/// How many slots and blocks of each kind a lane has then.
+void count_slide(const cache& store, const window_slide& slide, lane_state& state);
 
 /// Returns the blocks of window lanes that no later query can see.
 void slide_windows(cache& store, sequence& target, returned_blocks& returned);
@@ -100,6 +131,16 @@ lane_positions positions_of_lane(const cache& store, uint32_t lane, uint32_t sea
 /// Positions of a lane's retained slots for one KV head.
 slot_positions positions_of(const cache& store, const sequence& owner, uint32_t lane,
                             uint32_t kv_head);
+
+/// Are the positions of the lane's explicit slots the device's? Not where a window has placed them.
+inline bool device_has_positions(const cache& store, const sequence& owner, uint32_t lane) {
+    return store.on_device() && store.model.lanes[lane].evictable &&
+           owner.lanes[lane].explicit_slots != 0;
+}
+
+/// What the host knows of them.
+position_spans& spans_of(cache& store, const sequence& owner, uint32_t lane);
+retained_spans retained_of(const cache& store, const sequence& owner, uint32_t lane);
 
 /// Blocks and bytes in the sequence's tables.
 returned_blocks table_size(const cache& store, const sequence& owner);

@@ -32,30 +32,7 @@ void fill_head(cache& store, const sequence& owner, uint32_t lane, uint32_t head
 block_id next_sealed(cache& store, const sequence& owner, uint32_t lane, seal_reach reach) {
     const lane_state& state = owner.lanes[lane];
     if (blocks_to_seal(store, state, lane, state.slots, reach) == 0) return no_block;
-    const uint32_t sealed_class = store.model.lanes[lane].sealed_class_index;
-    uint64_t needed[max_block_classes] = {};
-    needed[sealed_class] = 1;
-    if (!store.blocks.can_allocate(needed, false)) return no_block;
-    return store.blocks.allocate(sealed_class);
-}
-
-void put_sealed(cache& store, sequence& owner, uint32_t lane, block_id target, demotion& demoted) {
-    const lane_geometry& geometry = store.model.lanes[lane];
-    lane_state& state = owner.lanes[lane];
-    const uint32_t index = state.sealed_blocks;
-    const block_id source = state.table[index];
-    const lane_positions positions = positions_of_lane(store, lane, index);
-    copy_positions(store, lane, positions.open, source, positions.sealed, target);
-    state.table[index] = target;
-    ++owner.table_changes;
-    ++state.sealed_blocks;
-    state.opened_slots = 0;
-    returned_blocks raw;
-    drop_block(store, source, owner.last_fence, raw);
-    if (!geometry.demotes) return;
-    ++demoted.blocks;
-    if (raw.blocks == 0) return;  // others still read it
-    demoted.bytes += geometry.layout.block_bytes - geometry.sealed_layout.block_bytes;
+    return allocate_sealed(store, lane);
 }
 
 /// A block of each of the layer's lanes at a time, so that threads share out all KV heads. False
@@ -88,6 +65,33 @@ bool seal_next_blocks(cache& store, sequence& owner, const layer_geometry& layer
 }
 
 }  // namespace
+
+block_id allocate_sealed(cache& store, uint32_t lane) {
+    const uint32_t sealed_class = store.model.lanes[lane].sealed_class_index;
+    uint64_t needed[max_block_classes] = {};
+    needed[sealed_class] = 1;
+    if (!store.blocks.can_allocate(needed, false)) return no_block;
+    return store.blocks.allocate(sealed_class);
+}
+
+void put_sealed(cache& store, sequence& owner, uint32_t lane, block_id target, demotion& demoted) {
+    const lane_geometry& geometry = store.model.lanes[lane];
+    lane_state& state = owner.lanes[lane];
+    const uint32_t index = state.sealed_blocks;
+    const block_id source = state.table[index];
+    const lane_positions positions = positions_of_lane(store, lane, index);
+    copy_positions(store, lane, positions.open, source, positions.sealed, target);
+    state.table[index] = target;
+    ++owner.table_changes;
+    ++state.sealed_blocks;
+    state.opened_slots = 0;
+    returned_blocks raw;
+    drop_block(store, source, owner.last_fence, raw);
+    if (!geometry.demotes) return;
+    ++demoted.blocks;
+    if (raw.blocks == 0) return;  // others still read it
+    demoted.bytes += geometry.layout.block_bytes - geometry.sealed_layout.block_bytes;
+}
 
 void count_recoding(cache& store, uint32_t lane, uint32_t head, const recoding& recoded) {
     if (recoded.rows != 0) recoded_of(store, lane)[head].add_shared(recoded);
@@ -132,7 +136,8 @@ uint64_t bytes_to_demote(const cache& store, const sequence& owner) {
 
 demotion seal_blocks(cache& store, sequence& owner, seal_reach reach) {
     demotion demoted;
-    if (!store.any_seals || !store.fences.passed(owner.last_fence)) return demoted;
+    if (!store.any_seals || store.on_device()) return demoted;
+    if (!store.fences.passed(owner.last_fence)) return demoted;
     for (const layer_geometry& layer : store.model.layers) {
         if (!layer.stores || !store.model.lanes[layer.first_lane].seals) continue;
         while (seal_next_blocks(store, owner, layer, reach, demoted)) {
@@ -146,7 +151,8 @@ void open_tail(cache& store, const sequence& owner, uint32_t lane, block_id targ
     const lane_state& state = owner.lanes[lane];
     const uint32_t index = state.blocks - 1;
     const uint32_t first_slot = index * store.model.block_tokens;
-    store.threads.for_each(geometry.kv_heads, [&](uint32_t head) {
+    const uint32_t heads_filled_here = store.on_device() ? 0 : geometry.kv_heads;
+    store.threads.for_each(heads_filled_here, [&](uint32_t head) {
         fill_head(store, owner, lane, head, first_slot, state.slots - first_slot, geometry.layout,
                   target, 0);
     });

@@ -31,8 +31,15 @@ struct demotion {
     }
 };
 
+/// A block to seal one of a lane into; no_block if there is none.
+block_id allocate_sealed(cache& store, uint32_t lane);
+
+/// Puts `target`, into which the first block of a lane that is not sealed was, in its place. That
+/// goes back to the allocator.
+void put_sealed(cache& store, sequence& owner, uint32_t lane, block_id target, demotion& demoted);
+
 /// Seals blocks_to_seal of all lanes, as far as there are blocks to seal them into and no reader
-/// or writer of the raw ones is left. Those blocks go back to the allocator.
+/// or writer of the raw ones is left. On a device it does nothing: steps enqueue that.
 demotion seal_blocks(cache& store, sequence& owner, seal_reach reach = seal_reach::due);
 
 /// Bytes that sealing all blocks that could be demoted would save.
@@ -41,7 +48,8 @@ uint64_t bytes_to_demote(const cache& store, const sequence& owner);
 /// Counts what moving rows of a KV head between layouts did to them.
 void count_recoding(cache& store, uint32_t lane, uint32_t head, const recoding& recoded);
 
-/// Copies the last block of a lane's table, which is sealed and partly filled, to the raw `target`.
+/// Copies the last block of a lane's table, which is sealed and partly filled, to the raw `target`:
+/// on a device its positions, the step enqueues the rest.
 void open_tail(cache& store, const sequence& owner, uint32_t lane, block_id target);
 
 /// Copies explicit positions of the first `slots` of a block, for all heads, between blocks that

@@ -76,7 +76,7 @@ status create_step_context(cache& store, retention_context& retention, step_cont
 
 status step_begin(step_context& context, step& target) {
     fence_clock& fences = context.store->fences;
-    if (context.store->on_device()) KVRT_TRY(context.store->device.poll());
+    if (context.store->on_device()) KVRT_TRY(poll_device(*context.store));
     for (uint32_t place = 0; place < max_open_steps; ++place) {
         if (fences.open[place] != 0) continue;
         target = step{};

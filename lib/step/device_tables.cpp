@@ -29,6 +29,8 @@ status device_tables::create(step_context& context, uint32_t places) {
     place_words = first_lane + lanes * lane_words;
     uint64_t words = 0;
     KVRT_TRY(context.verbs.measure(context, places, places * place_words, words));
+    context.rounds.measure(context, words);
+    KVRT_TRY(context.seals.measure(context, words));
     host_allocator& allocator = store.allocator;
     KVRT_TRY(sources.allocate(allocator, uint64_t{places} * items, "device tables"));
     KVRT_TRY(work.allocate(allocator, items, "device tables"));
@@ -38,7 +40,8 @@ status device_tables::create(step_context& context, uint32_t places) {
         allocator, std::max<uint64_t>({stride, items + 1, 2 * uint64_t{tokens}}), "device tables"));
     const uint64_t staging = std::clamp(words * sizeof(uint32_t), least_staging, most_staging);
     KVRT_TRY(store.device.create_table(words, staging, &address));
-    return context.verbs.create(context);
+    KVRT_TRY(context.verbs.create(context));
+    return context.rounds.create(context);
 }
 
 /// What all lanes have in common. Items and rows that the last step in this place had and this one
@@ -140,6 +143,7 @@ status device_tables::plan(const step& target) {
     last[0] = target.item_count;
     last[1] = target.rows;
     KVRT_TRY(target.context->verbs.plan(target));
+    target.context->rounds.write_means(*target.context);
     return target.context->store->device.upload_table(target.number);
 }
 

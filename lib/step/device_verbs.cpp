@@ -34,7 +34,26 @@ kvrt_operand operand_of(const operand_layout& layout) {
     made.slot_stride = layout.slot_stride;
     made.head_stride = layout.head_stride;
     made.word_stride = layout.word_stride;
-    made.more_constants = layout.channel_means != nullptr || layout.turning != nullptr ? 1 : 0;
+    made.tile_tokens = layout.tile_tokens;
+    if (layout.turning != nullptr) {
+        made.turned_pairs = layout.turning->pairs;
+        made.turned_interleaved = layout.turning->interleaved ? 1 : 0;
+        made.turning_gain = layout.turning->gain;
+    }
+    return made;
+}
+
+/// But for constants.
+kvrt_lane lane_of(const block_store& blocks, const lane_geometry& lane, const tile_layout& layout) {
+    kvrt_lane made = {};
+    made.arena = blocks.arena();
+    made.order = static_cast<uint32_t>(layout.order);
+    made.block_tokens = layout.block_tokens;
+    made.kv_heads = lane.kv_heads;
+    made.block_bytes = layout.block_bytes;
+    made.id_shift = static_cast<uint32_t>(std::countr_zero(units_per_id(blocks, lane)));
+    made.keys = operand_of(layout.keys);
+    made.values = operand_of(layout.values);
     return made;
 }
 
@@ -69,9 +88,25 @@ uint64_t slots_of_arena(const cache& store) {
     return store.blocks.slab_count() * slab_bytes / bytes * store.model.block_tokens;
 }
 
+/// Of keys that are levelled.
+uint64_t channels_of(const lane_geometry& lane) {
+    return lane.layout.keys.channel_means == nullptr
+               ? 0
+               : uint64_t{lane.kv_heads} * lane.layout.keys.dim;
+}
+
+/// What kernels read of a table of rotations.
+uint64_t turning_floats(const position_rotation& turning) {
+    return uint64_t{turning_digits} * turning_digit_values * 2 * turning.pairs;
+}
+
 uint64_t constant_words(const step_context& context) {
+    const model_geometry& model = context.store->model;
     uint64_t words = 0;
-    for (const lane_geometry& lane : context.store->model.lanes) words += 2 * lane.kv_heads;
+    for (const position_rotation& turning : model.turnings) words += turning_floats(turning);
+    for (const lane_geometry& lane : model.lanes) {
+        words += 2 * lane.kv_heads + 2 * channels_of(lane);
+    }
     for (const attend_layer& layer : context.layers) words += 2 * layer.query_heads;
     return words;
 }
@@ -106,6 +141,7 @@ status device_verbs::measure(const step_context& context, uint32_t places, uint6
 
     host_allocator& allocator = context.store->allocator;
     KVRT_TRY(lanes.allocate(allocator, store.model.lanes.size(), "lanes on the device"));
+    KVRT_TRY(sealed_lanes.allocate(allocator, store.model.lanes.size(), "lanes on the device"));
     KVRT_TRY(constants.allocate(allocator, context.layers.size(), "lanes on the device"));
     KVRT_TRY(planned.allocate(allocator, places * store.model.lanes.size(), "plans of steps"));
     KVRT_TRY(last_items.allocate(allocator, uint64_t{places} * 2, "plans of steps"));
@@ -119,30 +155,44 @@ status device_verbs::create(step_context& context) {
     cache& store = *context.store;
     const device_tables& tables = context.tables;
     uint64_t next = first_word + max_open_steps * place_words;
-    const auto keep = [&](const float* values, uint32_t count) -> const float* {
+    const auto keep = [&](const float* values, uint64_t count) -> const float* {
         if (values == nullptr) return nullptr;
-        uint32_t bits[max_heads];
-        std::memcpy(bits, values, count * sizeof(float));
-        store.device.write_table(next, bits, count);
+        store.device.write_table(next, reinterpret_cast<const uint32_t*>(values), count);
         const void* const address = tables.at(next);
         next += count;
         return static_cast<const float*>(address);
     };
+    const host_array<position_rotation>& turnings = store.model.turnings;
+    const uint64_t first_turning = next;
+    for (const position_rotation& each : turnings) (void)keep(each.table, turning_floats(each));
+    const auto kept_turning = [&](const position_rotation* turning) -> const float* {
+        if (turning == nullptr) return nullptr;
+        uint64_t word = first_turning;
+        for (const position_rotation* each = turnings.data(); each != turning; ++each) {
+            word += turning_floats(*each);
+        }
+        return static_cast<const float*>(tables.at(word));
+    };
     for (uint32_t i = 0; i < lanes.size(); ++i) {
         const lane_geometry& lane = store.model.lanes[i];
-        kvrt_lane& made = lanes[i];
-        made = {};
-        made.arena = store.blocks.arena();
-        made.order = static_cast<uint32_t>(lane.layout.order);
-        made.block_tokens = lane.layout.block_tokens;
-        made.kv_heads = lane.kv_heads;
-        made.block_bytes = lane.layout.block_bytes;
-        made.id_shift = static_cast<uint32_t>(std::countr_zero(units_per_id(store.blocks, lane)));
-        made.keys = operand_of(lane.layout.keys);
-        made.values = operand_of(lane.layout.values);
-        made.keys.scales = keep(lane.layout.keys.scales, lane.kv_heads);
-        made.values.scales = keep(lane.layout.values.scales, lane.kv_heads);
+        kvrt_operand shared = {};  // of both layouts
+        const operand_layout& keys = lane.layout.keys;
+        shared.scales = keep(keys.scales, lane.kv_heads);
+        shared.channel_means = keep(keys.channel_means, channels_of(lane));
+        shared.channel_scales = keep(keys.channel_scales, channels_of(lane));
+        shared.turning_table = kept_turning(keys.turning);
+        const float* const value_scales = keep(lane.layout.values.scales, lane.kv_heads);
+        lanes[i] = lane_of(store.blocks, lane, lane.layout);
+        if (lane.seals) sealed_lanes[i] = lane_of(store.blocks, lane, lane.sealed_layout);
+        for (kvrt_lane* made : {&lanes[i], &sealed_lanes[i]}) {
+            made->keys.scales = shared.scales;
+            made->keys.channel_means = shared.channel_means;
+            made->keys.channel_scales = shared.channel_scales;
+            made->keys.turning_table = shared.turning_table;
+            made->values.scales = value_scales;
+        }
     }
+    KVRT_TRY(context.counts.create(store));
     uint64_t vector_floats = 0;
     for (uint32_t i = 0; i < constants.size(); ++i) {
         const attend_layer& layer = context.layers[i];
@@ -261,6 +311,9 @@ status write_on_device(step& target, uint32_t layer, const tensor_view& keys,
         call.rows = target.rows;
         call.keys = tensor_of(from_head(keys, head));
         call.values = tensor_of(from_head(values, head));
+        const saturation_counts counts = target.context->counts.of(store, lane);
+        call.saturated_keys = counts.keys;
+        call.saturated_values = counts.values;
         KVRT_TRY(store.device.write_rows(target.number, call));
         target.arrays->lane_written[lane] = 1;
     }
@@ -287,6 +340,12 @@ status attend_on_device(step& target, uint32_t layer, const attend_call& call) {
         const attend_layer& over = target.context->layers[index];
         const device_verbs::lane_plan& plan =
             verbs.planned[uint64_t{target.place} * verbs.lanes.size() + lane];
+        if (store.model.lanes[lane].seals) {
+            return fail(KV_UNSUPPORTED,
+                        "kv_attend: layer {} has blocks that are sealed: not on KV_DEVICE_CUDA in "
+                        "this version",
+                        layer);
+        }
         if (over.slot_turning != nullptr) {
             return fail(KV_UNSUPPORTED,
                         "kv_attend: layer {} turns keys by cache positions: not on KV_DEVICE_CUDA "

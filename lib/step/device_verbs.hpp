@@ -39,6 +39,7 @@ struct device_verbs {
     uint64_t most_partials = 0;
     std::byte* workspace = nullptr;         ///< of the device
     host_array<kvrt_lane> lanes;            ///< by lane
+    host_array<kvrt_lane> sealed_lanes;     ///< by lane, of those that seal
     host_array<layer_constants> constants;  ///< as step_context::layers
     host_array<lane_plan> planned;          ///< [places][lanes]
     host_array<uint32_t> last_items;        ///< [places][2]: items and rows that were planned

@@ -2,6 +2,7 @@
 #include <algorithm>
 
 #include "sequence/seal.hpp"
+#include "step/round_cohort.hpp"
 #include "step/step.hpp"
 #include "step/undo.hpp"
 
@@ -98,11 +99,11 @@ void settle_item(step& target, uint32_t item_index, kv_step_report& report) {
     report.bytes_returned += slid.bytes + rolled_back.bytes;
 }
 
-void run_round(step& target, sequence& owner, const kv_policy& policy, kv_step_report& report) {
-    compaction_report round;
-    const status verdict =
-        compact_sequence(*target.context->store, *target.context->retention, owner, policy, round);
+void note_round(step& target, sequence& owner, status verdict, const compaction_report& round,
+                kv_step_report& report) {
     target.demoted.add(round.demoted);
+    report.blocks_returned += round.returned.blocks;
+    report.bytes_returned += round.returned.bytes;
     if (verdict < 0 || round.outcome != KV_COMPRESS_DONE) {
         ++owner.rounds_skipped;
         ++report.compactions_skipped;
@@ -111,24 +112,75 @@ void run_round(step& target, sequence& owner, const kv_policy& policy, kv_step_r
         return;
     }
     ++report.compactions;
-    report.blocks_returned += round.returned.blocks;
-    report.bytes_returned += round.returned.bytes;
 }
 
-void run_policies(step& target, const step_item& item, kv_step_report& report) {
+/// Whether a round is to run now, and by what policy.
+bool find_round(step& target, const step_item& item, kv_policy& policy) {
     sequence& owner = *item.owner;
-    if (owner.compress_at_step_end) {
-        owner.compress_at_step_end = false;
-        const bool given = owner.has_deferred_policy;
-        owner.has_deferred_policy = false;
-        // The sequence's own policy may have been taken away since.
-        if (!given && !owner.has_policy) return;
-        const kv_policy policy = given ? owner.deferred_policy : owner.policy;
-        run_round(target, owner, policy, report);
-    } else if (owner.has_policy && round_is_due(*target.context->store, *target.context->retention,
-                                                owner, item.accepted)) {
-        run_round(target, owner, owner.policy, report);
+    policy = owner.policy;
+    if (!owner.compress_at_step_end) {
+        return owner.has_policy && round_is_due(*target.context->store, *target.context->retention,
+                                                owner, item.accepted);
     }
+    owner.compress_at_step_end = false;
+    const bool given = owner.has_deferred_policy;
+    owner.has_deferred_policy = false;
+    if (given) policy = owner.deferred_policy;
+    // The sequence's own policy may have been taken away since.
+    return given || owner.has_policy;
+}
+
+/// Rounds that are due, and releases that had to wait, in the order of the items.
+void run_policies(step& target, kv_step_report& report) {
+    cache& store = *target.context->store;
+    for (uint32_t i = 0; i < target.item_count; ++i) {
+        sequence& owner = *target.arrays->items[i].owner;
+        kv_policy policy;
+        if (owner.release_at_step_end) {
+            release_sequence(store, owner);
+        } else if (find_round(target, target.arrays->items[i], policy)) {
+            compaction_report round;
+            const status verdict =
+                compact_sequence(store, *target.context->retention, owner, policy, round);
+            note_round(target, owner, verdict, round, report);
+        }
+    }
+}
+
+/// The same on a device, as part of the step: its event is recorded again behind them.
+status run_policies_on_device(step& target, kv_step_report& report) {
+    struct listening {
+        step& target;
+        kv_step_report& report;
+    } both{target, report};
+    const round_listener listener = {
+        &both, [](void* user, sequence& owner, status verdict, const compaction_report& round) {
+            const listening& to = *static_cast<listening*>(user);
+            note_round(to.target, owner, verdict, round, to.report);
+        }};
+    round_cohort cohort(*target.context, target.number, listener);
+    for (uint32_t i = 0; i < target.item_count; ++i) {
+        sequence& owner = *target.arrays->items[i].owner;
+        kv_policy policy;
+        if (owner.release_at_step_end) {
+            cohort.flush();
+            release_sequence(*target.context->store, owner);
+        } else if (find_round(target, target.arrays->items[i], policy)) {
+            cohort.add(owner, policy);
+        }
+    }
+    return cohort.finish();
+}
+
+/// What the device does at a step's end, up to its event.
+status end_on_device(step& target) {
+    device_seals& seals = target.context->seals;
+    plugin_device& device = target.context->store->device;
+    KVRT_TRY(seals.seal_at_end(target));
+    status verdict = device.fetch_counters(target.number);
+    if (verdict == KV_OK) verdict = device.end_step(target.number);
+    if (verdict < 0) seals.give_up(target, target.number);
+    return verdict;
 }
 
 status check_written(const step& target) {
@@ -160,9 +212,7 @@ status step_end(step& target, kv_step_report& report) {
             ? fail(KV_INVALID, "kv_step_end: the step was not reserved, and is cancelled")
             : expect_state(target, step_state::reserved, "kv_step_end");
     if (verdict == KV_OK) verdict = check_written(target);
-    if (verdict == KV_OK && target.has_stream) {
-        verdict = target.context->store->device.end_step(target.number);
-    }
+    if (verdict == KV_OK && target.has_stream) verdict = end_on_device(target);
     if (verdict < 0) {
         step_cancel(target);
         return verdict;
@@ -171,13 +221,11 @@ status step_end(step& target, kv_step_report& report) {
     report.fence = target.number;
     close(target);  // this device's readers are done; host fences are passed by the host
     for (uint32_t i = 0; i < target.item_count; ++i) settle_item(target, i, report);
-    for (uint32_t i = 0; i < target.item_count; ++i) {
-        sequence& owner = *target.arrays->items[i].owner;
-        if (owner.release_at_step_end) {
-            release_sequence(store, owner);
-        } else {
-            run_policies(target, target.arrays->items[i], report);
-        }
+    if (store.on_device()) {
+        target.context->seals.settle(target);
+        verdict = run_policies_on_device(target, report);
+    } else {
+        run_policies(target, report);
     }
     store.blocks.collect(store.fences);
     if (store.limits.pressure_bytes != 0) {
@@ -190,7 +238,7 @@ status step_end(step& target, kv_step_report& report) {
     }
     report.demoted_blocks = target.demoted.blocks;
     report.demoted_bytes = target.demoted.bytes;
-    return KV_OK;
+    return verdict;
 }
 
 void step_cancel(step& target) {
@@ -198,7 +246,10 @@ void step_cancel(step& target) {
     cache& store = *target.context->store;
     const bool reserved = target.state == step_state::reserved;
     // Where that fails, its work counts as unfinished for ever, and its blocks stay parked.
-    if (target.has_stream) (void)store.device.end_step(target.number);
+    if (target.has_stream) {
+        (void)store.device.fetch_counters(target.number);
+        (void)store.device.end_step(target.number);
+    }
     close(target);
     for (uint32_t i = target.item_count; i-- > 0;) {
         sequence& owner = *target.arrays->items[i].owner;

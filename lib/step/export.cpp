@@ -186,6 +186,23 @@ void fill_tokens(const exporter& from) {
     }
 }
 
+/// Positions that rounds have placed are the device's, unless the host can tell them.
+status check_slot_positions(const exporter& from) {
+    if (from.tables.slot_positions == nullptr) return KV_OK;
+    for (uint32_t i = 0; i < from.source.item_count; ++i) {
+        const sequence& owner = *from.source.arrays->items[i].owner;
+        if (!device_has_positions(from.store, owner, from.lane_index) ||
+            list_known_positions(retained_of(from.store, owner, from.lane_index), 0, nullptr)) {
+            continue;
+        }
+        return fail(KV_UNSUPPORTED,
+                    "tables: slot_positions: a round has chosen tokens of item {} on the device: "
+                    "their positions are not read back in this version (see kv_cuda.h)",
+                    i);
+    }
+    return KV_OK;
+}
+
 void fill_slot_positions(const exporter& from) {
     const kv_tables& tables = from.tables;
     const uint64_t per_head =
@@ -201,7 +218,14 @@ void fill_slot_positions(const exporter& from) {
                 positions.slots += item.rows;
                 positions.next_position += item.rows;
                 int32_t* target = tables.slot_positions + head * per_head + next_slot;
-                for (uint32_t slot = 0; slot < from.slots(i); ++slot) {
+                uint32_t first = 0;
+                if (device_has_positions(from.store, *item.owner, from.lane_index)) {
+                    first = positions.explicit_slots;
+                    (void)list_known_positions(
+                        retained_of(from.store, *item.owner, from.lane_index), first,
+                        reinterpret_cast<uint32_t*>(target));
+                }
+                for (uint32_t slot = first; slot < from.slots(i); ++slot) {
                     target[slot] = static_cast<int32_t>(positions.at(slot));
                 }
             }
@@ -248,6 +272,7 @@ status step_export(step& target, uint32_t layer, kv_tables& tables) {
     const exporter from{target, store, store.model.lanes[lane], lane, tables};
     describe(from);
     KVRT_TRY(check_capacities(from));
+    KVRT_TRY(check_slot_positions(from));
     fill_blocks(from);
     fill_tokens(from);
     fill_slot_positions(from);

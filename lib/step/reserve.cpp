@@ -127,6 +127,22 @@ bool copy_tail_slots(const step& target, const tile_layout& layout, block_id sou
     return true;
 }
 
+/// Positions that rounds have placed go with a copied tail block. False as above.
+bool copy_tail_positions(const step& target, const sequence& owner, uint32_t lane, block_id source,
+                         block_id copy) {
+    cache& store = *target.context->store;
+    const lane_geometry& geometry = store.model.lanes[lane];
+    if (!device_has_positions(store, owner, lane)) {
+        const position_store positions =
+            store.blocks.positions(geometry.class_index, store.model.block_tokens);
+        copy_positions(store, lane, positions, source, positions, copy);
+        return true;
+    }
+    const position_store positions = target.context->rounds.positions_of(*target.context, lane);
+    return store.device.copy_words(target.number, positions.of(copy, 0), positions.of(source, 0),
+                                   geometry.kv_heads * store.model.block_tokens) >= 0;
+}
+
 /// False when the device has failed, or has no memory behind a free slab.
 bool grow_lane(step& target, uint32_t item_index, uint32_t lane) {
     cache& store = *target.context->store;
@@ -147,14 +163,12 @@ bool grow_lane(step& target, uint32_t item_index, uint32_t lane) {
             state.opened_slots = state.slots % store.model.block_tokens;
         } else {
             if (!copy_tail_slots(target, geometry.layout, undo.replaced, copy,
-                                 state.slots % store.model.block_tokens)) {
+                                 state.slots % store.model.block_tokens) ||
+                !copy_tail_positions(target, *item.owner, lane, undo.replaced, copy)) {
                 store.blocks.take_back(copy, target.number, store.fences);
                 undo.replaced = no_block;
                 return false;
             }
-            const position_store positions =
-                store.blocks.positions(geometry.class_index, store.model.block_tokens);
-            copy_positions(store, lane, positions, undo.replaced, positions, copy);
         }
         state.table[state.blocks - 1] = copy;
         ++item.owner->table_changes;
@@ -179,10 +193,14 @@ status step_reserve(step& target, kv_reserve_report& report) {
         if (!target.has_stream) {
             return fail(KV_INVALID, "kv_step_reserve: call kv_cuda_step_use_stream first");
         }
-        KVRT_TRY(store.device.poll());
+        KVRT_TRY(poll_device(store));
     }
     store.blocks.collect(store.fences);
     // What could not be sealed yet: with host fences, the blocks of the step before.
+    if (store.on_device()) {
+        KVRT_TRY(target.context->seals.seal_late(target));
+        KVRT_TRY(target.context->seals.relieve_pressure(target));
+    }
     for (uint32_t i = 0; i < target.item_count; ++i) {
         target.demoted.add(seal_blocks(store, *target.arrays->items[i].owner));
     }
@@ -216,7 +234,9 @@ status step_reserve(step& target, kv_reserve_report& report) {
         item.owner->reserved_rows = item.rows;
     }
     if (store.on_device()) {
-        const status planned = target.context->tables.plan(target);
+        target.context->seals.list_openings(target);
+        status planned = target.context->tables.plan(target);
+        if (planned == KV_OK) planned = target.context->seals.open_tails(target);
         if (planned < 0) {
             for (uint32_t done = target.item_count; done-- > 0;) undo_lanes(target, done, lanes);
             return planned;

@@ -13,6 +13,9 @@
 #include "kvrt/kv_cuda.h"
 #include "retention/compact.hpp"
 #include "sequence/cache.hpp"
+#include "step/device_rounds.hpp"
+#include "step/device_counts.hpp"
+#include "step/device_seal.hpp"
 #include "step/device_tables.hpp"
 #include "step/device_verbs.hpp"
 
@@ -66,6 +69,9 @@ struct step_context {
     step_storage storage[max_open_steps];
     device_tables tables;  ///< of a pool on a device
     device_verbs verbs;    ///< the same
+    device_rounds rounds;  ///< the same
+    device_seals seals;
+    device_counts counts;
 };
 
 status create_step_context(cache& store, retention_context& retention, step_context& context);

@@ -29,6 +29,7 @@ TEST_CASE("kv_seq_set_policy") {
         {KV_UNSUPPORTED, "selection", [](p& o) { o.selection = KV_SELECT_PER_LAYER + 1; }},
         {KV_UNSUPPORTED, "selection", [](p& o) { o.selection = UINT32_MAX; }},
         {KV_INVALID, "budget", [](p& o) { o.budget = 0; }},
+        {KV_INVALID, "skip_layers", [](p& o) { o.skip_layers = UINT32_MAX; }},
         {KV_INVALID, "offset_max", [](p& o) { o.offset_max = 3; }},
         {KV_INVALID, "offset_max", [](p& o) { o.offset_max = UINT32_MAX; }},
         {KV_INVALID, "prompt_tokens", [](p& o) { o.flags = KV_POLICY_PROTECT_PROMPT; }},
@@ -169,6 +170,26 @@ TEST_CASE("policies that need observations, and pools that have no place for the
             kv_seq_set_policy(w.pool, w.empty, &policy));
 }
 
+TEST_CASE("a policy for a model that has no layer for it is refused, not left idle") {
+    small_model model;
+    model.layers[0].window = model.layers[2].window = 64;
+    const kv_model description = model.describe();
+    const kv_pool_config pool_config = observing_config();
+    kv_pool* pool = nullptr;
+    ACCEPTS(kv_pool_create(&pool_config, &description, &pool));
+    kv_seq seq = 0;
+    ACCEPTS(kv_seq_create(pool, nullptr, &seq));
+    const target attacked{pool, {seq}};
+    const kv_policy policy = good_policy();
+    kv_compress_options options = KV_INIT(kv_compress_options);
+    options.policy = &policy;
+    REFUSES(attacked, KV_INVALID, "window", kv_seq_set_policy(pool, seq, &policy));
+    REFUSES(attacked, KV_INVALID, "window", kv_compress(pool, seq, &options, nullptr));
+    kv_policy_footprint taken = KV_INIT(kv_policy_footprint);
+    REFUSES(attacked, KV_INVALID, "window", kv_pool_policy_footprint(pool, &policy, &taken));
+    kv_pool_release(pool);
+}
+
 TEST_CASE("scorers that place keys in the text, and layers that rotate by places in the cache") {
     small_model model;
     model.layers[0].flags = KV_LAYER_CACHE_POSITIONS;
@@ -216,7 +237,7 @@ TEST_CASE("numbers of a policy beyond all measure do no harm") {
     policy.budget = 38;
     policy.window = policy.observe_every = policy.slack = policy.every = UINT32_MAX;
     policy.sinks = policy.value_reserve = policy.segment_quota = UINT32_MAX;
-    policy.skip_layers = policy.prompt_tokens = policy.steepness = UINT32_MAX;
+    policy.prompt_tokens = policy.steepness = UINT32_MAX;
     policy.segments = 4096;
     policy.pool_width = 127;
     policy.decay = policy.redundancy = policy.similarity = policy.floor_share = 1.0f;
@@ -226,7 +247,7 @@ TEST_CASE("numbers of a policy beyond all measure do no harm") {
     ACCEPTS(kv_seq_set_policy(w.pool, w.full, &policy));
     w.pool.append(w.full, 1);
     ACCEPTS(kv_compress(w.pool, w.full, nullptr, nullptr));
-    policy.skip_layers = policy.sinks = 0;
+    policy.sinks = 0;
     policy.flags = KV_POLICY_POOL_MAX;
     for (const uint32_t scorer : {KV_SCORER_KEYDIFF, KV_SCORER_VASE_SKETCH, KV_SCORER_LAGKV}) {
         policy.scorer = scorer;

@@ -206,12 +206,6 @@ TEST_CASE("what a pool on the device does not do yet is refused by name") {
         CHECK(create(config, model.description) == KV_UNSUPPORTED);
         CHECK(message_has("max_observed_sequences"));
     }
-    SUBCASE("pressure") {
-        kv_pool_config config = small_config();
-        config.pressure_percent = 90;
-        CHECK(create(config, model.description) == KV_UNSUPPORTED);
-        CHECK(message_has("pressure_percent"));
-    }
     SUBCASE("sealed formats") {
         small_model sealed;
         sealed.layers[0].key_format = KV_FORMAT_KIVI2;

@@ -3,86 +3,20 @@
 #include "driver/images.hpp"
 #include "driver/table.hpp"
 #include "fake_calls.hpp"
+#include "fake_context.hpp"
 #include "kernels/attend_codes.hpp"
 #include "kernels/attend_decode.hpp"
 #include "kernels/attend_join.hpp"
-#include "kernels/emulator/context.hpp"
 
 namespace kvrt::cuda {
 
 namespace {
 
 using namespace kernels;
-using emulator::context;
 
-/// Pointers of the device are followed where they lie on the host; all others are shared memory.
-template <class pointer>
-pointer* on_host(pointer* address) {
-    const uintptr_t place = reinterpret_cast<uintptr_t>(address);
-    if (place < fake_driver::distance) return address;
-    return reinterpret_cast<pointer*>(place - fake_driver::distance);
-}
-
-struct fake_context : context {
-    static void copy_async(void* target, const void* source, uint32_t bytes = 16, KVRT_FROM_SITE) {
-        context::copy_async(target, on_host(source), bytes, function, line);
-    }
-    template <class value>
-    static value load(const void* address, KVRT_FROM_SITE) {
-        return context::load<value>(on_host(address), function, line);
-    }
-    template <class value>
-    static value load_constant(const void* address, KVRT_FROM_SITE) {
-        return load<value>(address, function, line);
-    }
-    template <class value>
-    static value load_once(const void* address, KVRT_FROM_SITE) {
-        return load<value>(address, function, line);
-    }
-    template <class value>
-    static void store(void* address, value what, KVRT_FROM_SITE) {
-        context::store(on_host(address), what, function, line);
-    }
-    template <class value>
-    static void store_once(void* address, value what, KVRT_FROM_SITE) {
-        store(address, what, function, line);
-    }
-    template <class value>
-    static void atomic_add(value* address, value what, KVRT_FROM_SITE) {
-        context::atomic_add(on_host(address), what, function, line);
-    }
-};
-static_assert(execution_context<fake_context>);
-
-template <class parameters>
-void add(fake_driver& fake, const char* name, void (*body)(const parameters&),
-         std::function<bool(parameters&)> change = {}) {
-    fake.add_kernel(name, {sizeof(parameters)},
-                    [&fake, name, body, change](const kernel_launch& launch) {
-                        parameters call = launch.parameter<parameters>(0);
-                        if (change && !change(call)) return;
-                        const emulator::launch_report report =
-                            emulator::launch({.blocks = launch.grid[0],
-                                              .threads = launch.block[0],
-                                              .shared_bytes = launch.shared_bytes,
-                                              .order = emulator::thread_order::ascending},
-                                             [&] { body(call); });
-                        if (!report.clean())
-                            fake.violations.push_back(name + (": " + report.text()));
-                    });
-}
-
-template <class changed>
-std::function<bool(changed&)> changing(const std::function<void(changed&)>& change) {
-    return [&change](changed& call) {
-        if (change) change(call);
-        return true;
-    };
-}
-
-template <number input>
+template <number input, bool elaborate>
 void write(const write_parameters& call) {
-    write_rows<fake_context, input, false>(call);
+    write_rows<fake_context, input, elaborate>(call);
 }
 template <class tiles>
 void attend(const attend_parameters& call) {
@@ -93,19 +27,12 @@ using half = half_tiles<fake_context, type, 64>;
 template <bool key_nibbles, bool value_nibbles>
 using codes = code_tiles<fake_context, key_nibbles, value_nibbles, 64>;
 
-constexpr const char* not_here[] = {"kvrt_write_elaborate_f32",
-                                    "kvrt_write_elaborate_f16",
-                                    "kvrt_write_elaborate_bf16",
-                                    "kvrt_attend_decode_f16_128",
-                                    "kvrt_attend_decode_f16_256",
-                                    "kvrt_attend_decode_bf16_128",
-                                    "kvrt_attend_decode_bf16_256",
-                                    "kvrt_attend_decode_bytes_128",
-                                    "kvrt_attend_decode_bytes_256",
-                                    "kvrt_attend_decode_nibbles_128",
-                                    "kvrt_attend_decode_nibbles_256",
-                                    "kvrt_attend_decode_bytes_nibbles_128",
-                                    "kvrt_attend_decode_bytes_nibbles_256"};
+constexpr const char* not_here[] = {
+    "kvrt_attend_decode_f16_128",           "kvrt_attend_decode_f16_256",
+    "kvrt_attend_decode_bf16_128",          "kvrt_attend_decode_bf16_256",
+    "kvrt_attend_decode_bytes_128",         "kvrt_attend_decode_bytes_256",
+    "kvrt_attend_decode_nibbles_128",       "kvrt_attend_decode_nibbles_256",
+    "kvrt_attend_decode_bytes_nibbles_128", "kvrt_attend_decode_bytes_nibbles_256"};
 
 constexpr kernel_image images_of_tests[] = {{"tests", "an image"}};
 constexpr kernel_images test_images{images_of_tests, 1};
@@ -121,9 +48,15 @@ void add_kernels(fake_driver& fake, const kernel_faults& faults) {
         fake, spread_kernel, spread_lines<fake_context>,
         [&faults](spread_parameters& call) { return !faults.spread || faults.spread(call); });
     const auto write_change = changing(faults.write);
-    add<write_parameters>(fake, "kvrt_write_f32", write<number::f32>, write_change);
-    add<write_parameters>(fake, "kvrt_write_f16", write<number::f16>, write_change);
-    add<write_parameters>(fake, "kvrt_write_bf16", write<number::bf16>, write_change);
+    add<write_parameters>(fake, "kvrt_write_f32", write<number::f32, false>, write_change);
+    add<write_parameters>(fake, "kvrt_write_f16", write<number::f16, false>, write_change);
+    add<write_parameters>(fake, "kvrt_write_bf16", write<number::bf16, false>, write_change);
+    add<write_parameters>(fake, "kvrt_write_elaborate_f32", write<number::f32, true>, write_change);
+    add<write_parameters>(fake, "kvrt_write_elaborate_f16", write<number::f16, true>, write_change);
+    add<write_parameters>(fake, "kvrt_write_elaborate_bf16", write<number::bf16, true>,
+                          write_change);
+    add<seal_parameters>(fake, "kvrt_seal_blocks", seal_listed_blocks<fake_context>,
+                         changing(faults.seal));
     const auto attend_change = changing(faults.attend);
     add<attend_parameters>(fake, "kvrt_attend_decode_f16_64", attend<half<number::f16>>,
                            attend_change);
@@ -136,6 +69,7 @@ void add_kernels(fake_driver& fake, const kernel_faults& faults) {
     add<attend_parameters>(fake, "kvrt_attend_decode_bytes_nibbles_64", attend<codes<false, true>>,
                            attend_change);
     add<attend_parameters>(fake, "kvrt_attend_join", join_pieces<fake_context>);
+    add_round_kernels(fake, faults);
     for (const char* name : not_here) {
         fake.add_kernel(name, {sizeof(attend_parameters)}, [&fake, name](const kernel_launch&) {
             fake.violations.push_back(std::string(name) + " is not in these tests");

@@ -4,7 +4,11 @@
 
 #include "fake_driver.hpp"
 #include "kernels/attend.hpp"
+#include "kernels/compact.hpp"
 #include "kernels/copy.hpp"
+#include "kernels/score.hpp"
+#include "kernels/select.hpp"
+#include "kernels/seal.hpp"
 #include "kernels/write.hpp"
 
 namespace kvrt::cuda {
@@ -13,12 +17,20 @@ namespace kvrt::cuda {
 struct kernel_faults {
     std::function<void(kernels::write_parameters&)> write;
     std::function<void(kernels::attend_parameters&)> attend;
+    std::function<void(kernels::seal_parameters&)> seal;
     std::function<bool(kernels::spread_parameters&)> spread;  ///< false: it does not run
+    std::function<void(kernels::guard_parameters&)> guard;
+    std::function<void(kernels::triattention_parameters&)> score;
+    std::function<void(kernels::select_parameters&)> select;
+    std::function<void(kernels::compact_parameters&)> compact;
 };
 
 /// All kernels that the plugin asks for. Those that these tests do not use report a violation
 /// when they run. `faults` outlives the driver.
 void add_kernels(fake_driver& fake, const kernel_faults& faults);
+
+/// Those of rounds, which add_kernels adds.
+void add_round_kernels(fake_driver& fake, const kernel_faults& faults);
 
 /// As if the plugin had been built with nvcc, while it lives.
 class with_images {

@@ -193,3 +193,36 @@ TEST_CASE("half created is let go") {
     CHECK(fake.leaks().empty());
     CHECK(fake.violations.empty());
 }
+
+TEST_CASE("a step that has ended goes on: it has passed once what came then is done, too") {
+    world here;
+    REQUIRE(here.fences->begin(1, here.stream) == KV_OK);
+    REQUIRE(here.fences->record(1) == KV_OK);
+    here.fake.run_all();
+    CHECK(here.fences->go_on(1, here.other) == KV_OK);
+    CHECK(here.fences->stream_of(1) == here.stream);  // as before
+    REQUIRE(here.fences->poll() == KV_OK);
+    CHECK_FALSE(here.fences->passed(1));  // it may enqueue more
+    REQUIRE(here.fences->record(1) == KV_OK);
+    REQUIRE(here.fences->poll() == KV_OK);
+    CHECK_FALSE(here.fences->passed(1));
+    here.fake.run_all();
+    REQUIRE(here.fences->poll() == KV_OK);
+    CHECK(here.fences->passed(1));
+}
+
+TEST_CASE("a step without a stream begins on that of an open one, else on what is there for it") {
+    world here;
+    CHECK(here.fences->go_on(1, here.other) == KV_OK);
+    CHECK(here.fences->stream_of(1) == here.other);
+    REQUIRE(here.fences->record(1) == KV_OK);
+    REQUIRE(here.fences->begin(2, here.stream) == KV_OK);  // behind it
+    CHECK(here.fences->go_on(3, here.other) == KV_OK);
+    CHECK(here.fences->stream_of(3) == here.stream);
+    REQUIRE(here.fences->record(3) == KV_OK);
+    here.fake.begin_capture(here.stream);
+    CHECK(here.fences->go_on(3, here.other) == KV_INVALID);
+    CHECK(message_has("captured"));
+    (void)here.fake.end_capture(here.stream);
+    REQUIRE(here.fences->record(2) == KV_OK);
+}

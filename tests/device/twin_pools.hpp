@@ -6,6 +6,7 @@
 #include <cmath>
 #include <cstring>
 #include <deque>
+#include <memory>
 #include <random>
 
 #include "api/handles.hpp"
@@ -15,29 +16,56 @@
 
 namespace kvrt::cuda {
 
+/// What twin pools are made for.
+struct twin_model {
+    std::vector<kv_layer> layers;
+    kv_model model = KV_INIT(kv_model);
+    uint32_t attended = 0;  ///< layers, in front; the others are only written
+    uint32_t block_tokens = 16;
+    uint64_t arena_bytes = uint64_t{16} << 20;
+    uint32_t pressure_percent = 0;
+
+    twin_model() = default;
+    twin_model(const twin_model&) = delete;
+    twin_model& operator=(const twin_model&) = delete;
+    virtual ~twin_model() = default;
+
+    kv_layer& add(uint32_t keys, uint32_t values) {
+        kv_layer layer = KV_INIT(kv_layer);
+        layer.query_heads = 4;
+        layer.kv_heads = 2;
+        layer.key_dim = 64;
+        layer.key_format = keys;
+        layer.value_format = values;
+        layers.push_back(layer);
+        return layers.back();
+    }
+    const kv_model& describe() {
+        model.layers = layers.data();
+        model.layer_count = static_cast<uint32_t>(layers.size());
+        return model;
+    }
+};
+
+/// Layers that a test has described, all of which are attended to.
+struct layers_given : twin_model {
+    explicit layers_given(const std::vector<kv_layer>& wanted) {
+        layers = wanted;
+        attended = static_cast<uint32_t>(layers.size());
+    }
+};
+
 /// A layer of each kind that kernels know: storages, windows, biases, sharing, lanes by head.
-struct layers_of_all_kinds {
+struct layers_of_all_kinds : twin_model {
     float scales[2] = {0.02f, 0.05f};
     float sinks[6] = {0.5f, -1.0f, 0.25f, 0.0f, 2.0f, -0.5f};
     float slopes[6] = {0.5f, 0.25f, 0.125f, 0.0625f, 0.03f, 0.015f};
     kv_storage static_scales = KV_INIT(kv_storage);
     kv_storage rotated = KV_INIT(kv_storage);
-    std::vector<kv_layer> layers;
-    kv_model model = KV_INIT(kv_model);
 
     layers_of_all_kinds() {
         static_scales.scales = scales;
         static_scales.scale_count = 2;
-        const auto add = [&](uint32_t keys, uint32_t values) -> kv_layer& {
-            kv_layer layer = KV_INIT(kv_layer);
-            layer.query_heads = 4;
-            layer.kv_heads = 2;
-            layer.key_dim = 64;
-            layer.key_format = keys;
-            layer.value_format = values;
-            layers.push_back(layer);
-            return layers.back();
-        };
         add(KV_FORMAT_F16, KV_FORMAT_F16);
         kv_layer& windowed = add(KV_FORMAT_INT8_TOKEN, KV_FORMAT_INT8_TOKEN);
         windowed.window = 40;
@@ -56,15 +84,11 @@ struct layers_of_all_kinds {
         kv_layer& mixed = add(KV_FORMAT_INT8_TOKEN, KV_FORMAT_INT4_TOKEN);
         mixed.key_dim = 40;
         mixed.value_dim = 56;
-        // Written, and not attended to.
+        attended = static_cast<uint32_t>(layers.size());
         rotated.flags = KV_STORAGE_ROTATE;
         kv_layer& last = add(KV_FORMAT_Q8_0, KV_FORMAT_INT4_TOKEN);
         last.key_storage = last.value_storage = &rotated;
-        model.layers = layers.data();
-        model.layer_count = static_cast<uint32_t>(layers.size());
     }
-    layers_of_all_kinds(const layers_of_all_kinds&) = delete;
-    layers_of_all_kinds& operator=(const layers_of_all_kinds&) = delete;
 };
 
 /// [rows, heads, dim] of f32 on the host, and the same on the device in `type`.
@@ -87,23 +111,30 @@ struct twin_append {
 
 class twin_pools_on {
   public:
-    layers_of_all_kinds kinds;
+    const std::unique_ptr<twin_model> made_for;
+    twin_model& kinds = *made_for;
     kv_pool* pools[2] = {nullptr, nullptr};  ///< on the device, on the CPU
     std::mt19937 random{7};
     double worst = 0.0;        ///< error, in units of the largest number of an output
     uint64_t differences = 0;  ///< stored rows, outputs beyond the bound
 
     /// `device` outlives it.
-    twin_pools_on(twin_device& device, uint32_t flags) : device_(device) {
+    twin_pools_on(twin_device& device, uint32_t flags,
+                  std::unique_ptr<twin_model> wanted = std::make_unique<layers_of_all_kinds>())
+        : made_for(std::move(wanted)), device_(device) {
         for (uint32_t i = 0; i < 2; ++i) {
             kv_pool_config config = small_config(flags);
             config.device = i == 0 ? KV_DEVICE_CUDA : KV_DEVICE_CPU;
-            config.arena_bytes = uint64_t{16} << 20;
+            config.arena_bytes = kinds.arena_bytes;
+            config.block_tokens = kinds.block_tokens;
+            config.pressure_percent = kinds.pressure_percent;
             config.layout = KV_LAYOUT_NATIVE;
-            const kv_status verdict = kv_pool_create(&config, &kinds.model, &pools[i]);
+            const kv_status verdict = kv_pool_create(&config, &kinds.describe(), &pools[i]);
             REQUIRE_MESSAGE(verdict == KV_OK, message_buffer());
         }
     }
+    twin_pools_on(twin_device& device, uint32_t flags, const std::vector<kv_layer>& layers)
+        : twin_pools_on(device, flags, std::make_unique<layers_given>(layers)) {}
     twin_pools_on(const twin_pools_on&) = delete;
     twin_pools_on& operator=(const twin_pools_on&) = delete;
     ~twin_pools_on() {
@@ -113,7 +144,7 @@ class twin_pools_on {
     }
 
     uint32_t layers() const { return kinds.model.layer_count; }
-    bool attends(uint32_t layer) const { return layer + 1 != layers(); }
+    bool attends(uint32_t layer) const { return layer < kinds.attended; }
     bool stores(uint32_t layer) const { return (kinds.layers[layer].flags & KV_LAYER_SHARED) == 0; }
 
     /// Pieces of few allocations, as a host's own allocator has them.
@@ -172,9 +203,10 @@ class twin_pools_on {
         });
     }
 
-    twin_sequence create() {
+    twin_sequence create(const kv_policy* policy = nullptr) {
         twin_sequence made;
-        const kv_seq_config config = KV_INIT(kv_seq_config);
+        kv_seq_config config = KV_INIT(kv_seq_config);
+        config.policy = policy;
         for (uint32_t i = 0; i < 2; ++i) {
             REQUIRE(kv_seq_create(pools[i], &config, &made.of[i]) == KV_OK);
         }
@@ -223,10 +255,29 @@ class twin_pools_on {
             for (const twin_append& item : items) {
                 REQUIRE(kv_step_accept(steps[i], item.sequence->of[i], item.accepted) == KV_OK);
             }
-            const kv_status verdict = kv_step_end(steps[i], nullptr);
+            reports[i] = KV_INIT(kv_step_report);
+            const kv_status verdict = kv_step_end(steps[i], &reports[i]);
             REQUIRE_MESSAGE(verdict == KV_OK, message_buffer());
         }
         for (const twin_append& item : items) item.sequence->tokens += item.accepted;
+    }
+
+    void cancel(kv_step* (&steps)[2]) {
+        for (kv_step* step : steps) REQUIRE(kv_step_cancel(step) == KV_OK);
+    }
+
+    /// Keys and values of a layer for all rows of a step.
+    void write_layer(kv_step* (&steps)[2], uint32_t l, uint32_t rows) {
+        const kv_layer& layer = kinds.layers[l];
+        const uint32_t value_dim = layer.value_dim != 0 ? layer.value_dim : layer.key_dim;
+        const uint32_t type = KV_DTYPE_F32 + l % 3;
+        twin_tensor keys = make_tensor(rows, layer.kv_heads, layer.key_dim, type);
+        twin_tensor values = make_tensor(rows, layer.kv_heads, value_dim, type);
+        for (twin_tensor* each : {&keys, &values}) {
+            draw(*each);
+            device_.enqueue("inputs", upload(*each));
+        }
+        write(steps, l, keys, values);
     }
 
     /// A whole step: every layer written and, unless it is only a prompt, attended over.
@@ -244,15 +295,7 @@ class twin_pools_on {
             const kv_layer& layer = kinds.layers[l];
             const uint32_t value_dim = layer.value_dim != 0 ? layer.value_dim : layer.key_dim;
             const uint32_t type = KV_DTYPE_F32 + l % 3;
-            if (stores(l)) {
-                twin_tensor keys = make_tensor(rows, layer.kv_heads, layer.key_dim, type);
-                twin_tensor values = make_tensor(rows, layer.kv_heads, value_dim, type);
-                for (twin_tensor* each : {&keys, &values}) {
-                    draw(*each);
-                    upload (*each)();
-                }
-                write(steps, l, keys, values);
-            }
+            if (stores(l)) write_layer(steps, l, rows);
             if (only_prompt || !attends(l)) continue;
             twin_tensor queries = make_tensor(rows, layer.query_heads, layer.key_dim, type);
             twin_tensor out = make_tensor(rows, layer.query_heads, value_dim);
@@ -297,33 +340,30 @@ class twin_pools_on {
         REQUIRE(found.device != nullptr);
         REQUIRE(found.cpu != nullptr);
         for (uint32_t l = 0; l < here.model.lanes.size(); ++l) {
-            const tile_layout& layout = here.model.lanes[l].layout;
-            REQUIRE(found.device->lanes[l].slots == found.cpu->lanes[l].slots);
-            for (uint32_t slot = 0; slot < found.cpu->lanes[l].slots; ++slot) {
-                const uint32_t block = slot / layout.block_tokens, at = slot % layout.block_tokens;
-                if (at == 0) {
-                    device_.read(reinterpret_cast<device_pointer>(here.blocks.arena()) +
-                                     uint64_t{found.device->lanes[l].table[block]} * block_unit,
-                                 stored_block_, layout.block_bytes);
-                }
-                const std::byte* const on_device = stored_block_.data();
-                const std::byte* on_cpu =
-                    there.blocks.arena() + uint64_t{found.cpu->lanes[l].table[block]} * block_unit;
-                for (const operand_layout* operand : {&layout.keys, &layout.values}) {
-                    for (uint32_t head = 0; head < layout.kv_heads; ++head) {
-                        for (uint32_t word = 0; word < operand->words; ++word) {
-                            const int64_t offset = operand->at(at, head, word);
-                            if (std::memcmp(on_device + offset, on_cpu + offset,
-                                            operand->word_bytes) != 0) {
-                                ++differences;
-                            }
-                            ++compared_words;
-                        }
-                    }
-                }
+            const lane_geometry& lane = here.model.lanes[l];
+            const lane_state& mine = found.device->lanes[l];
+            const lane_state& theirs = found.cpu->lanes[l];
+            REQUIRE(mine.slots == theirs.slots);
+            REQUIRE(mine.blocks == theirs.blocks);
+            REQUIRE(mine.sealed_blocks == theirs.sealed_blocks);
+            REQUIRE(mine.opened_slots == theirs.opened_slots);
+            const uint32_t block_tokens = here.model.block_tokens;
+            for (uint32_t first = 0; first < theirs.slots; first += block_tokens) {
+                const uint32_t block = first / block_tokens;
+                const bool sealed = block < theirs.sealed_blocks;
+                const tile_layout& layout = sealed ? lane.sealed_layout : lane.layout;
+                device_.read(reinterpret_cast<device_pointer>(here.blocks.arena()) +
+                                 uint64_t{mine.table[block]} * block_unit,
+                             stored_block_, layout.block_bytes);
+                compare_block(layout, stored_block_.data(),
+                              block_address(there.blocks.arena(), theirs.table[block]),
+                              std::min(block_tokens, theirs.slots - first));
+                compared_sealed += sealed ? 1 : 0;
             }
         }
     }
+    kv_step_report reports[2];     ///< of the last step
+    uint64_t compared_sealed = 0;  ///< blocks
     uint64_t compared_words = 0, compared_outputs = 0;
 
     twin_device& device() { return device_; }
@@ -333,6 +373,24 @@ class twin_pools_on {
         const kvrt::sequence* device;
         const kvrt::sequence* cpu;
     };
+
+    void compare_block(const tile_layout& layout, const std::byte* on_device,
+                       const std::byte* on_cpu, uint32_t slots) {
+        const auto compare_bytes = [&](int64_t offset, uint32_t bytes) {
+            if (std::memcmp(on_device + offset, on_cpu + offset, bytes) != 0) ++differences;
+            ++compared_words;
+        };
+        for (const operand_layout* operand : {&layout.keys, &layout.values}) {
+            for (uint32_t head = 0; head < layout.kv_heads; ++head) {
+                if (operand->tiled()) compare_bytes(operand->tile_at(head), operand->tile_bytes);
+                for (uint32_t slot = 0; slot < slots; ++slot) {
+                    for (uint32_t word = 0; word < operand->words; ++word) {
+                        compare_bytes(operand->at(slot, head, word), operand->word_bytes);
+                    }
+                }
+            }
+        }
+    }
 
     void compare(device_pointer from, const std::vector<float>& expected, double bound) {
         const float* const got =

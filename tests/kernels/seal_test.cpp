@@ -42,7 +42,8 @@ class two_layouts {
         const uint32_t behind = (count + 1) * from.block_bytes / kvrt::block_unit;
         for (uint32_t i = 0; i < count; ++i) {
             items.push_back({(i + 1) * from.block_bytes / kvrt::block_unit,
-                             behind + (count - i) * to.block_bytes / kvrt::block_unit});
+                             behind + (count - i) * to.block_bytes / kvrt::block_unit,
+                             to.block_tokens});
         }
     }
 
@@ -258,6 +259,100 @@ TEST_CASE("seal kernel: the bytes of demoted rows are those of the CPU's") {
     }
 }
 
+TEST_CASE("seal kernel: leading slots of sealed blocks are opened to the bytes of the CPU's") {
+    const seal_case cases[] = {
+        {{.block_tokens = 32,
+          .key_dim = 64,
+          .value_dim = 72,
+          .key_format = KV_FORMAT_KIVI4,
+          .value_format = KV_FORMAT_KIVI4},
+         KV_FORMAT_F16,
+         KV_FORMAT_KIVI4},
+        {{.order = tile_order::hnd,
+          .block_tokens = 64,
+          .key_dim = 72,
+          .value_dim = 128,
+          .key_format = KV_FORMAT_KVARN2,
+          .value_format = KV_FORMAT_KVARN4}},
+        {{.key_format = KV_FORMAT_INT8_TOKEN, .value_format = KV_FORMAT_NVFP4, .rotate = true},
+         KV_FORMAT_F32,
+         KV_FORMAT_BF16},
+        {{.order = tile_order::nhd,
+          .key_dim = 128,
+          .value_dim = 72,
+          .key_format = KV_FORMAT_TURBO4,
+          .value_format = KV_FORMAT_F16},
+         KV_FORMAT_F32,
+         KV_FORMAT_F16},
+        {{.key_format = KV_FORMAT_F16, .value_format = KV_FORMAT_Q4_1},
+         KV_FORMAT_F32,
+         KV_FORMAT_F16},
+    };
+    for (const seal_case& each : cases) {
+        for (const thread_order order : tested_orders) {
+            CAPTURE(each.to.text());
+            two_layouts here(each, 1);
+            here.fill_rows();
+            (void)fill_expected(here, here.arena.data());
+            const kernels::seal_item sealed = here.items[0];
+            const uint32_t slots = here.to.block_tokens - 3;
+            std::byte* const raw = kvrt::block_address(here.arena.data(), sealed.source);
+            std::fill_n(raw, here.from.block_bytes, std::byte{0x5a});
+            std::vector<std::byte> expected = here.arena.copy();
+            const kvrt::block_run run_of_lane{&here.from, &here.to, &sealed.target, 1};
+            for (uint32_t head = 0; head < here.to.kv_heads; ++head) {
+                kvrt::recoding recoded;
+                kvrt::fill_block(run_of_lane, expected.data(), nullptr, 0, slots, head, here.from,
+                                 sealed.source, 0, recoded);
+            }
+            const device_array<kernels::seal_item> items{{sealed.target, sealed.source, slots}};
+            kernels::seal_parameters call;
+            call.source_arena = call.arena = here.arena.data();
+            call.from = here.to_place;
+            call.to = here.from_place;
+            call.items = items.data();
+            call.count = 1;
+            const launch_report report = run(call, order);
+            REQUIRE_MESSAGE(report.clean(), report.text());
+            CHECK(here.arena.copy() == expected);
+        }
+        if (few_cases) break;
+    }
+}
+
+TEST_CASE("seal kernel: what saturates in rows that were coded before is not counted again") {
+    two_layouts here({{.key_format = KV_FORMAT_FP8_E4M3, .value_format = KV_FORMAT_FP8_E5M2},
+                      KV_FORMAT_F32,
+                      KV_FORMAT_F32},
+                     1);
+    here.fill_rows();
+    here.items[0].coded = 5;
+    for (uint32_t slot : {1u, 4u, 5u, 9u}) {
+        for (uint32_t channel : {0u, 40u}) here.put(false, 0, 1, slot, channel, 1e6f);
+        here.put(true, 0, 1, slot, 3, 1e9f);
+    }
+    const device_array<kernels::seal_item> items(here.items);
+    device_array<uint64_t> keys(std::vector<uint64_t>(2)), values(std::vector<uint64_t>(2));
+    kernels::seal_parameters call;
+    call.source_arena = call.arena = here.arena.data();
+    call.from = here.from_place;
+    call.to = here.to_place;
+    call.items = items.data();
+    call.count = 1;
+    call.saturated_keys = keys.data();
+    call.saturated_values = values.data();
+    const launch_report report = run(call, thread_order::shuffled);
+    REQUIRE_MESSAGE(report.clean(), report.text());
+    kvrt::recoding recoded;
+    const kvrt::block_run run_of_lane{&here.from, &here.to, &here.items[0].source, 0};
+    kvrt::fill_block(run_of_lane, here.arena.data(), nullptr, 0, here.to.block_tokens, 1, here.to,
+                     here.items[0].target, 5, recoded);
+    CHECK(keys[1] == recoded.saturated_keys);
+    CHECK(values[1] == recoded.saturated_values);
+    CHECK(values[1] == 2);
+    CHECK(keys[1] >= 4);
+}
+
 TEST_CASE("seal kernel: positions go along") {
     two_layouts here({{.key_format = KV_FORMAT_Q8_0, .value_format = KV_FORMAT_Q8_0}}, 2);
     here.fill_rows();
@@ -361,7 +456,7 @@ TEST_CASE("seal kernel: survivors of tiles, opened and sealed anew") {
                    [&] { kernels::open_rows<context, number::f32>(open); });
         REQUIRE_MESSAGE(of_opening.clean(), of_opening.text());
 
-        const device_array<kernels::seal_item> items{{0, table[sealed]}};
+        const device_array<kernels::seal_item> items{{0, table[sealed], tokens}};
         kernels::seal_parameters call;
         call.source_arena = opened.data();
         call.arena = here.arena.data();

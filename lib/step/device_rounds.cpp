@@ -1,0 +1,241 @@
+#include "step/device_rounds.hpp"
+
+#include <algorithm>
+#include <cstring>
+#include <string>
+
+#include "retention/scorers.hpp"
+#include "retention/scoring.hpp"
+#include "step/step.hpp"
+
+namespace kvrt {
+
+namespace {
+
+constexpr uint32_t most_rounds_at_once = 64;
+/// So that planning takes little memory, whatever the model.
+constexpr uint32_t most_planned_lanes = 1u << 13;
+
+static_assert(max_block_classes <= KVRT_MOST_POSITIONS);
+
+bool rotate_alike(const cache& store, uint32_t a, uint32_t b) {
+    const auto dim = [&](uint32_t layer) {
+        return store.model.lanes[store.model.layers[layer].first_lane].layout.keys.dim;
+    };
+    const rope_description &first = store.model.layers[a].rope,
+                           &second = store.model.layers[b].rope;
+    return dim(a) == dim(b) && first.style == second.style &&
+           first.dimensions == second.dimensions &&
+           first.attention_factor == second.attention_factor &&
+           std::equal(first.inverse_frequencies, first.inverse_frequencies + first.rotated_bands(),
+                      second.inverse_frequencies);
+}
+
+/// Each rotation has its phases once, in the order of the layers.
+void place_phases(const cache& store, device_rounds& rounds) {
+    rounds.phase_stride = 0;
+    for (uint32_t layer = 0; layer < store.model.layers.size(); ++layer) {
+        rounds.first_phase[layer] = rounds.phase_stride;
+        if (!has_statistics(store, layer)) continue;
+        uint32_t other = 0;
+        while (other < layer &&
+               !(has_statistics(store, other) && rotate_alike(store, other, layer))) {
+            ++other;
+        }
+        if (other < layer) {
+            rounds.first_phase[layer] = rounds.first_phase[other];
+        } else {
+            rounds.phase_stride += most_phases(store, layer);
+        }
+    }
+}
+
+/// Lanes of one kind have one layout, one rotation and as many query heads. Kinds that rotate alike
+/// follow each other.
+void number_kinds(const step_context& context, device_rounds& rounds) {
+    const model_geometry& model = context.store->model;
+    const auto alike = [&](uint32_t a, uint32_t b) {
+        const lane_geometry &first = model.lanes[a], &second = model.lanes[b];
+        return std::memcmp(&context.verbs.lanes[a], &context.verbs.lanes[b], sizeof(kvrt_lane)) ==
+                   0 &&
+               model.layers[first.layer].group() == model.layers[second.layer].group() &&
+               rotate_alike(*context.store, first.layer, second.layer);
+    };
+    constexpr uint32_t none = ~uint32_t{0};
+    std::fill(rounds.kind_of.begin(), rounds.kind_of.end(), none);
+    rounds.kinds = 0;
+    const uint32_t lanes = static_cast<uint32_t>(model.lanes.size());
+    for (uint32_t first = 0; first < lanes; ++first) {
+        if (rounds.kind_of[first] != none) continue;
+        for (uint32_t lane = first; lane < lanes; ++lane) {
+            if (rounds.kind_of[lane] != none ||
+                !rotate_alike(*context.store, model.lanes[first].layer, model.lanes[lane].layer)) {
+                continue;
+            }
+            for (uint32_t other = lane; other < lanes; ++other) {
+                if (rounds.kind_of[other] == none && alike(lane, other)) {
+                    rounds.kind_of[other] = rounds.kinds;
+                }
+            }
+            ++rounds.kinds;
+        }
+    }
+}
+
+}  // namespace
+
+uint64_t most_phases(const cache& store, uint32_t layer) {
+    triattention_shape widest = shape_of(store, layer, kv_policy{});
+    widest.offset_max = 1u << 31;
+    widest.maximum = true;
+    return triattention_phase_count(widest, store.model.layers[layer].rope);
+}
+
+void device_rounds::measure(const step_context& context, uint64_t& words) {
+    means_word = round_up<uint64_t>(words, device_tables::line_words);
+    words = means_word + mean_arrays * context.retention->statistics.length;
+}
+
+status device_rounds::create(step_context& context) {
+    const model_geometry& model = context.store->model;
+    if (!context.verbs.available) return KV_OK;
+    for (const layer_geometry& layer : model.layers) {
+        if (layer.alibi_slopes == nullptr || !model.lanes[layer.first_lane].evictable) continue;
+        return prepare(context);
+    }
+    return KV_OK;
+}
+
+status device_rounds::prepare(step_context& context) {
+    if (prepared) return KV_OK;
+    cache& store = *context.store;
+    const model_geometry& model = store.model;
+    host_allocator& allocator = store.allocator;
+    const uint32_t lane_count = static_cast<uint32_t>(model.lanes.size());
+    constexpr const char* what = "rounds on the device";
+    most_rounds = std::clamp(most_planned_lanes / lane_count, 1u,
+                             std::min(store.limits.max_step_sequences, most_rounds_at_once));
+    // After a failure, what is there stays.
+    const auto once = [&](auto& array, uint64_t count) {
+        return array.size() != 0 ? KV_OK : array.allocate(allocator, count, what);
+    };
+    KVRT_TRY(once(first_phase, model.layers.size()));
+    place_phases(store, *this);
+
+    kvrt_round_memory memory = {};
+    memory.most_slots = store.limits.max_tokens_per_sequence;
+    memory.most_blocks = model.blocks_for(store.limits.max_tokens_per_sequence);
+    memory.lanes = lane_count;
+    memory.most_rounds = most_rounds;
+    memory.phases = phase_stride;
+    for (const lane_geometry& lane : model.lanes) {
+        // All heads of a layer may share a set.
+        memory.most_heads = std::max(memory.most_heads, model.layers[lane.layer].kv_heads);
+        memory.most_rows = std::max(memory.most_rows, model.layers[lane.layer].query_heads);
+        if (!lane.evictable) continue;
+        memory.position_words[lane.class_index] =
+            store.blocks.blocks_in_class(lane.class_index) *
+            model.classes[lane.class_index].positions_per_block;
+    }
+    KVRT_TRY(store.device.create_rounds(memory));
+    for (uint32_t i = 0; i < lane_count; ++i) {
+        const lane_geometry& lane = model.lanes[i];
+        if (!lane.evictable) continue;
+        const position_store source = store.blocks.positions(lane.class_index, model.block_tokens);
+        context.verbs.lanes[i].positions = {
+            memory.positions[lane.class_index], source.numbering.reciprocal, units_per_slab,
+            source.numbering.blocks_per_slab,   source.block_stride,         source.block_tokens};
+    }
+    KVRT_TRY(once(kind_of, lane_count));
+    number_kinds(context, *this);
+    const uint64_t planned_lanes = uint64_t{most_rounds} * lane_count;
+    KVRT_TRY(once(kind_ends, kinds + 1));
+    KVRT_TRY(once(pending, most_rounds));
+    KVRT_TRY(once(planned, planned_lanes));
+    KVRT_TRY(once(lanes, planned_lanes));
+    KVRT_TRY(once(planned_origins, planned_lanes));
+    KVRT_TRY(once(origins, planned_lanes));
+    KVRT_TRY(once(phases, most_rounds * phase_stride));
+    KVRT_TRY(once(targets, uint64_t{lane_count} * store.sequences.max_blocks()));
+    KVRT_TRY(once(store.spans, uint64_t{store.limits.max_sequences} * lane_count));
+    prepared = true;
+    return KV_OK;
+}
+
+void device_rounds::write_means(step_context& context) {
+    static_assert(sizeof(float) == sizeof(uint32_t));
+    const statistics_store& statistics = context.retention->statistics;
+    if (means_written == statistics.given_changes) return;
+    means_written = statistics.given_changes;
+    context.store->device.write_table(means_word,
+                                      reinterpret_cast<const uint32_t*>(statistics.given.data()),
+                                      mean_arrays * statistics.length);
+}
+
+position_store device_rounds::positions_of(const step_context& context, uint32_t lane) const {
+    const cache& store = *context.store;
+    position_store made =
+        store.blocks.positions(store.model.lanes[lane].class_index, store.model.block_tokens);
+    made.base = context.verbs.lanes[lane].positions.base;
+    return made;
+}
+
+status read_positions(step_context& context, const sequence& owner, uint32_t lane, uint32_t head,
+                      uint64_t count, uint32_t* positions) {
+    cache& store = *context.store;
+    const uint32_t block_tokens = store.model.block_tokens;
+    const position_store from = context.rounds.positions_of(context, lane);
+    host_allocator own;
+    host_array<kvrt_words> pieces;
+    KVRT_TRY(pieces.allocate(own, ceil_divide<uint64_t>(count, block_tokens), "positions"));
+    for (uint64_t i = 0; i < pieces.size(); ++i) {
+        pieces[i] = {from.of(owner.lanes[lane].table[i], head),
+                     std::min<uint64_t>(block_tokens, count - i * block_tokens)};
+    }
+    const uint64_t number = ++store.fences.last_begun;
+    KVRT_TRY(store.device.open_round(number));
+    const status verdict = store.device.read_words(number, pieces.data(), pieces.size(), positions);
+    const status ended = store.device.end_step(number);
+    return verdict < 0 ? verdict : ended;
+}
+
+status check_policy_on_device(step_context& context, const kv_policy& policy) {
+    cache& store = *context.store;
+    const auto refuse = [](const char* what) {
+        return fail(KV_UNSUPPORTED,
+                    "policy: {}: not on KV_DEVICE_CUDA in this version (see kv_cuda.h)", what);
+    };
+    const status kernels = store.device.kernels();
+    if (kernels < 0) {
+        const std::string reason = message_buffer();
+        return fail(kernels, "policy: {}", reason);
+    }
+    const bool known = draws_by_place(policy.scorer) || policy.scorer == KV_SCORER_KEY_NORM ||
+                       policy.scorer == KV_SCORER_TRIATTENTION;
+    if (!known) return refuse(find_scorer(policy.scorer)->name);
+    if ((policy.flags & KV_POLICY_STATISTICS_ONLINE) != 0) return refuse("STATISTICS_ONLINE");
+    if (policy.allocator == KV_ALLOCATE_ADAPTIVE) return refuse("allocator ADAPTIVE");
+    if (policy.allocator == KV_ALLOCATE_THRESHOLD) return refuse("allocator THRESHOLD");
+    const uint32_t selection = resolved_selection(policy);
+    if (selection == KV_SELECT_UNION) return refuse("selection UNION");
+    if (selection == KV_SELECT_PER_HEAD) return refuse("selection PER_HEAD");
+    if (policy.value_reserve != 0) return refuse("value_reserve");
+    if (policy.segments != 0 && policy.segment_quota != 0) return refuse("segment_quota");
+    for (uint32_t i = 0; i < store.model.lanes.size(); ++i) {
+        const lane_geometry& lane = store.model.lanes[i];
+        if (!takes_part(store, policy, lane.layer)) continue;
+        if (lane.seals) return refuse("a layer whose blocks are sealed");
+        KVRT_TRY(store.device.check_round(context.verbs.lanes[i], policy.scorer));
+    }
+    KVRT_TRY(context.rounds.prepare(context));
+    for (const layer_geometry& layer : store.model.layers) {
+        if (selection != KV_SELECT_PER_LAYER || !layer.stores) continue;
+        for (uint32_t lane = layer.first_lane; lane < layer.end_lane(); ++lane) {
+            if (context.rounds.kind_of[lane] == context.rounds.kind_of[layer.first_lane]) continue;
+            return refuse("selection PER_LAYER over lanes by head with scales of their own");
+        }
+    }
+    return KV_OK;
+}
+
+}  // namespace kvrt

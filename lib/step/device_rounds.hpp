@@ -1,0 +1,74 @@
+// What rounds of policies on a device work with: memory there, what the host plans in, and which
+// policies there are. round_cohort.hpp runs them.
+#pragma once
+
+#include "retention/compact.hpp"
+#include "retention/round.hpp"
+
+namespace kvrt {
+
+struct step_context;
+
+/// Doubles of phases that a round of TriAttention may have for a layer.
+uint64_t most_phases(const cache& store, uint32_t layer);
+
+/// Scores that follow from where tokens stand.
+inline bool draws_by_place(uint32_t scorer) {
+    return scorer == KV_SCORER_STREAMING || scorer == KV_SCORER_RANDOM;
+}
+
+struct device_rounds {
+    /// Real parts, imaginary parts and magnitudes of query means.
+    static constexpr uint32_t mean_arrays = 3;
+
+    struct pending_round {
+        sequence* owner = nullptr;
+        kv_policy policy;
+        compaction_report report;
+        kvrt_round_guards guards;
+    };
+    /// Which lane of which pending round one of the launch is.
+    struct origin {
+        uint32_t round = 0, lane = 0;
+    };
+
+    bool prepared = false;
+    uint64_t means_word = 0;     ///< in the device's table: query means that the host gave
+    uint64_t means_written = 0;  ///< as statistics_store::given_changes
+    uint32_t most_rounds = 0;    ///< at once
+    uint32_t kinds = 0;          ///< of lanes that are stored and scored alike
+    uint64_t phase_stride = 0;
+    uint64_t sets = 0;                    ///< numbered so far, as position_spans::set
+    host_array<uint32_t> kind_of;         ///< [lanes]
+    host_array<uint64_t> first_phase;     ///< [layers]: those of layers that rotate alike are one
+    host_array<pending_round> pending;    ///< [most_rounds]
+    host_array<kvrt_round_lane> planned;  ///< [most_rounds * lanes]
+    host_array<kvrt_round_lane> lanes;    ///< the same, by kind
+    host_array<origin> planned_origins, origins;
+    host_array<double> phases;       ///< [most_rounds][phase_stride]
+    host_array<block_id> targets;    ///< [lanes][max blocks], of the sequence that copies
+    host_array<uint32_t> kind_ends;  ///< [kinds + 1]
+
+    /// Before the device's table is created: where the words for this are.
+    void measure(const step_context& context, uint64_t& words);
+    /// When the pool is created: what attention reads after rounds, it may capture before.
+    status create(step_context& context);
+    /// When a sequence first has a policy: memory of the device and of the host. NO_MEMORY; it can
+    /// be called again then.
+    status prepare(step_context& context);
+
+    /// Into the device's table, where the host has given others: they go up with the next upload.
+    void write_means(step_context& context);
+
+    /// Explicit positions of a lane, at addresses of the device.
+    position_store positions_of(const step_context& context, uint32_t lane) const;
+};
+
+/// Explicit positions of a lane's KV head, the first `count`, from the device: waits for it.
+status read_positions(step_context& context, const sequence& owner, uint32_t lane, uint32_t head,
+                      uint64_t count, uint32_t* positions);
+
+/// UNSUPPORTED, by name, what rounds on a device do not do; of a policy that check_policy likes.
+status check_policy_on_device(step_context& context, const kv_policy& policy);
+
+}  // namespace kvrt

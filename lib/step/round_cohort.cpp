@@ -1,0 +1,409 @@
+#include "step/round_cohort.hpp"
+
+#include <algorithm>
+#include <string>
+
+#include "retention/scorers.hpp"
+#include "retention/scoring.hpp"
+#include "step/step.hpp"
+
+namespace kvrt {
+
+namespace {
+
+static_assert(sizeof(position_range) == 2 * sizeof(uint64_t));  // as guards have it
+
+/// May the bytes of a block change behind all that was enqueued? Not while others have it, and with
+/// host fences not before the host's kernels are done.
+bool may_change(const cache& store, const sequence& owner, block_id id) {
+    if (store.blocks.references(id) != 1) return false;
+    const auto by_host = [&](uint64_t fence) {
+        return !store.fences.by_host || fence <= store.fences.host_passed;
+    };
+    return by_host(owner.last_fence) && by_host(store.blocks.last_reader(id));
+}
+
+/// Slots before this one are held at the front, and stay where they are.
+uint32_t first_moving_slot(const round_plan& plan, uint32_t lane) {
+    const held_positions held = held_by_guards(plan);
+    const uint64_t front = held.count != 0 && held.range[0].first == 0 ? held.range[0].end : 0;
+    const slot_count before = count_between(retained_of(plan.store, plan.owner, lane), 0, front);
+    return std::min(before.least, plan.keep(lane));
+}
+
+/// Only the device knows how much guards hold, where they have changed since a round.
+status check_counts(const round_plan& plan) {
+    for (uint32_t lane = 0; lane < plan.store.model.lanes.size(); ++lane) {
+        if (!takes_part(plan.store, plan.policy, plan.store.model.lanes[lane].layer)) continue;
+        // A pyramid's last layers may have next to no budget.
+        const uint32_t budget =
+            plan.policy.allocator == KV_ALLOCATE_PYRAMID ? 0 : plan.policy.budget;
+        const slot_count keep = budget_on_device(plan, lane, budget);
+        if (keep.exact()) continue;
+        return fail(
+            KV_UNSUPPORTED,
+            "policy: guards reach to where an earlier round has removed tokens, and hold {} "
+            "to {} slots of layer {}, beyond the budget of {}: only the device knows how "
+            "many (see docs/device.md)",
+            keep.least, keep.most, plan.store.model.lanes[lane].layer, plan.policy.budget);
+    }
+    return KV_OK;
+}
+
+/// Heads of a layer that share a set need the same tokens.
+status check_layer_sets(const round_plan& plan) {
+    if (plan.selection != KV_SELECT_PER_LAYER) return KV_OK;
+    for (const layer_geometry& layer : plan.store.model.layers) {
+        if (!plan.any_chosen(layer)) continue;
+        const uint32_t first = layer.first_lane;
+        const bool one_head = layer.kv_heads == 1;
+        for (uint32_t lane = first; lane < layer.end_lane() && !one_head; ++lane) {
+            if (plan.chosen(lane) && surely_same(retained_of(plan.store, plan.owner, first),
+                                                 retained_of(plan.store, plan.owner, lane))) {
+                continue;
+            }
+            return fail(KV_INVALID,
+                        "policy: heads of layer {} may retain different tokens: a selection common "
+                        "to them needs the same in all, so keep to one selection per sequence",
+                        plan.store.model.lanes[first].layer);
+        }
+    }
+    return KV_OK;
+}
+
+bool has_means(const round_plan& plan) {
+    if (!find_scorer(plan.policy.scorer)->query_statistics) return true;
+    for (const lane_geometry& lane : plan.store.model.lanes) {
+        const uint32_t index = static_cast<uint32_t>(&lane - plan.store.model.lanes.data());
+        if (plan.chosen(index) && plan.context.statistics.given_tokens[lane.layer] == 0) {
+            return false;
+        }
+    }
+    return true;
+}
+
+}  // namespace
+
+round_cohort::round_cohort(step_context& context, uint64_t number, const round_listener& listener)
+    : context_(context), rounds_(context.rounds), number_(number), listener_(listener) {}
+
+void round_cohort::add(sequence& owner, const kv_policy& policy) {
+    if (count_ == rounds_.most_rounds) flush();
+    bool copies = false;
+    if (!plan(owner, policy, copies)) return;
+    if (copies && count_ != 0) {
+        flush();  // others may let go of what it shares
+        if (!plan(owner, policy, copies)) return;
+    }
+    ++count_;
+    if (copies) flush();
+}
+
+/// False where there is nothing to enqueue, and the listener knows. A round that copies, behind
+/// others, is not planned yet.
+bool round_cohort::plan(sequence& owner, const kv_policy& policy, bool& copies) {
+    cache& store = *context_.store;
+    device_rounds::pending_round& round = rounds_.pending[count_];
+    round = {};
+    round.owner = &owner;
+    round.policy = policy;
+    round_plan plan = plan_of(store, *context_.retention, owner, round.policy);
+    begin_round(plan, round.report);
+    status verdict = check_counts(plan);
+    bool runs = false;
+    const bool any = verdict == KV_OK && choose_lanes(plan);
+    if (any) verdict = check_layer_sets(plan);
+    if (verdict == KV_OK && !any) {
+        find_nothing(plan, round.report);
+    } else if (verdict == KV_OK && !has_means(plan)) {
+        round.report.outcome = KV_COMPRESS_NO_STATISTICS;
+    } else if (verdict == KV_OK) {
+        uint64_t needed[max_block_classes] = {};
+        const uint64_t blocks = count_copies(plan, needed);
+        copies = blocks != 0;
+        if (copies && count_ != 0) return true;
+        if (copies) verdict = take_copies(plan, blocks, needed);
+        runs = verdict == KV_OK;
+    }
+    if (runs) {
+        plan_lanes(plan);
+    } else {
+        note_outcome(plan, verdict, round.report);
+        listener_.told(listener_.user, owner, verdict, round.report);
+    }
+    return runs;
+}
+
+template <class callable>
+void round_cohort::for_each_copy(const round_plan& plan, const callable& body) const {
+    const cache& store = *context_.store;
+    for (uint32_t lane = 0; lane < store.model.lanes.size(); ++lane) {
+        if (!plan.chosen(lane)) continue;
+        const block_id* const table = plan.owner.lanes[lane].table;
+        block_id* const target = targets_of(lane);
+        const uint32_t kept = store.model.blocks_for(plan.keep(lane));
+        const uint32_t first = first_moving_slot(plan, lane) / store.model.block_tokens;
+        for (uint32_t i = first; i < kept; ++i) {
+            if (!may_change(store, plan.owner, table[i])) body(lane, table[i], target[i]);
+        }
+    }
+}
+
+block_id* round_cohort::targets_of(uint32_t lane) const {
+    return rounds_.targets.data() + uint64_t{lane} * context_.store->sequences.max_blocks();
+}
+
+uint64_t round_cohort::count_copies(const round_plan& plan, uint64_t* needed) const {
+    uint64_t blocks = 0;
+    for_each_copy(plan, [&](uint32_t lane, block_id, block_id&) {
+        ++needed[context_.store->model.lanes[lane].class_index];
+        ++blocks;
+    });
+    return blocks;
+}
+
+/// Fresh blocks in the places of those that must stay as they are.
+status round_cohort::take_copies(const round_plan& plan, uint64_t blocks, const uint64_t* needed) {
+    cache& store = *context_.store;
+    if (!store.blocks.can_allocate(needed, false)) {
+        return fail(KV_AGAIN,
+                    "kv_compress: blocks that others read stay as they are, so {} fresh ones are "
+                    "needed for the survivors; {} bytes are free",
+                    blocks, store.blocks.free_bytes(false));
+    }
+    for (uint32_t lane = 0; lane < store.model.lanes.size(); ++lane) {
+        if (!plan.chosen(lane)) continue;
+        std::copy_n(plan.owner.lanes[lane].table, store.model.blocks_for(plan.keep(lane)),
+                    targets_of(lane));
+    }
+    bool all = true;
+    for_each_copy(plan, [&](uint32_t lane, block_id, block_id& target) {
+        if (!all) return;
+        const block_id fresh = store.blocks.allocate(store.model.lanes[lane].class_index);
+        all = fresh != no_block;
+        if (all) target = fresh;
+    });
+    if (all) {
+        rounds_.pending[count_].report.blocks_copied = blocks;
+        return KV_OK;
+    }
+    const std::string reason = message_buffer();
+    for_each_copy(plan, [&](uint32_t, block_id source, block_id& target) {
+        if (target != source) store.blocks.take_back(target, 0, store.fences);
+    });
+    return fail(KV_DEVICE, "the device has no memory behind a free slab of the arena: {}", reason);
+}
+
+void round_cohort::plan_phases(const round_plan& plan, double* phases) const {
+    const cache& store = *context_.store;
+    uint64_t next = 0;
+    for (uint32_t layer = 0; layer < store.model.layers.size(); ++layer) {
+        if (!has_statistics(store, layer) || rounds_.first_phase[layer] != next) continue;
+        triattention_phases(shape_of(store, layer, plan.policy), store.model.layers[layer].rope,
+                            plan.owner.next_position, phases + next);
+        next += most_phases(store, layer);
+    }
+}
+
+void round_cohort::plan_lanes(const round_plan& plan) {
+    device_rounds::pending_round& round = rounds_.pending[count_];
+    const guard_rules rules = guard_rules_of(plan);
+    round.guards = {plan.owner.next_position,
+                    rules.prompt_tokens,
+                    rules.sinks,
+                    rules.recent,
+                    reinterpret_cast<const uint64_t*>(rules.pinned),
+                    rules.pinned_count,
+                    0};
+    double* const phases = rounds_.phases.data() + count_ * rounds_.phase_stride;
+    if (plan.policy.scorer == KV_SCORER_TRIATTENTION) plan_phases(plan, phases);
+    for (uint32_t lane = 0; lane < context_.store->model.lanes.size(); ++lane) {
+        if (plan.chosen(lane)) plan_lane(plan, lane, phases);
+    }
+}
+
+void round_cohort::plan_lane(const round_plan& plan, uint32_t lane, const double* phases) {
+    const cache& store = *context_.store;
+    const lane_geometry& geometry = store.model.lanes[lane];
+    const layer_geometry& layer = store.model.layers[geometry.layer];
+    const lane_state& state = plan.owner.lanes[lane];
+    const bool copies = rounds_.pending[count_].report.blocks_copied != 0;
+    rounds_.planned_origins[lane_count_] = {count_, lane};
+    kvrt_round_lane& made = rounds_.planned[lane_count_++];
+    made = {};
+    made.lane = &context_.verbs.lanes[lane];
+    made.guards = &rounds_.pending[count_].guards;
+    made.source_table = state.table;
+    made.target_table = copies ? targets_of(lane) : state.table;
+    made.slots = state.slots;
+    made.explicit_slots = state.explicit_slots;
+    made.keep = plan.keep(lane);
+    made.kind = rounds_.kind_of[lane];
+    if (plan.selection == KV_SELECT_PER_LAYER) {
+        made.set = uint64_t{count_} * store.model.layers.size() + geometry.layer + 1;
+    }
+    kvrt_round_scores& scores = made.scores;
+    scores.scorer = plan.policy.scorer;
+    scores.variants = 1;
+    if (draws_by_place(plan.policy.scorer)) {
+        const random_key key = draw_key(plan, lane, 0);
+        scores.layer = key.layer;
+        scores.first_head = key.head;
+        scores.seed = key.seed;
+        scores.round = key.round;
+    }
+    if (plan.policy.scorer != KV_SCORER_TRIATTENTION) return;
+    const triattention_shape shape = shape_of(store, geometry.layer, plan.policy);
+    scores.group = shape.group;
+    scores.rotated = layer.rope.rotated_bands();
+    scores.variants = shape.variants();
+    scores.interleaved = layer.rope.style == KV_ROPE_INTERLEAVED ? 1 : 0;
+    scores.attention_factor = layer.rope.attention_factor;
+    scores.phase_count = triattention_phase_count(shape, layer.rope);
+    if (scores.phase_count != 0) scores.phases = phases + rounds_.first_phase[geometry.layer];
+    scores.means = plan.context.statistics.offset[geometry.layer] +
+                   uint64_t{geometry.first_head} * shape.group * layer.rope.bands(shape.key_dim);
+}
+
+/// Of the planned lanes those of some rounds; within a kind in the order of the rounds. Returns how
+/// many.
+uint32_t round_cohort::order_by_kind(uint32_t first_round, uint32_t rounds) {
+    host_array<uint32_t>& ends = rounds_.kind_ends;
+    std::fill(ends.begin(), ends.end(), 0u);
+    const auto for_each = [&](const auto& body) {
+        for (uint32_t i = 0; i < lane_count_; ++i) {
+            const uint32_t round = rounds_.planned_origins[i].round;
+            if (round >= first_round && round < first_round + rounds) body(i);
+        }
+    };
+    for_each([&](uint32_t i) { ++ends[rounds_.planned[i].kind + 1]; });
+    for (uint32_t k = 0; k < rounds_.kinds; ++k) ends[k + 1] += ends[k];
+    const uint32_t count = ends[rounds_.kinds];
+    for_each([&](uint32_t i) {
+        const uint32_t place = ends[rounds_.planned[i].kind]++;
+        rounds_.lanes[place] = rounds_.planned[i];
+        rounds_.origins[place] = rounds_.planned_origins[i];
+    });
+    return count;
+}
+
+/// What the rounds read, and they themselves.
+status round_cohort::enqueue(kvrt_round& call) {
+    cache& store = *context_.store;
+    const statistics_store& statistics = context_.retention->statistics;
+    if (!open_) KVRT_TRY(store.device.open_round(number_));
+    open_ = true;
+    rounds_.write_means(context_);
+    for (uint32_t i = 0; i < device_rounds::mean_arrays; ++i) {
+        call.means[i] = static_cast<const float*>(
+            context_.tables.at(rounds_.means_word + i * statistics.length));
+    }
+    KVRT_TRY(store.device.upload_table(number_));
+    return store.device.run_round(number_, call);
+}
+
+/// False where so many at once are too many, and nothing was done.
+bool round_cohort::launch(uint32_t first_round, uint32_t rounds) {
+    kvrt_round call = {};
+    call.count = order_by_kind(first_round, rounds);
+    call.lanes = rounds_.lanes.data();
+    const status verdict = enqueue(call);
+    const bool crowded = verdict == KV_AGAIN || verdict == KV_TOO_LARGE;
+    if (crowded && rounds > 1) return false;
+    for (uint32_t i = 0; i < rounds; ++i) settle(first_round + i, call, verdict);
+    return true;
+}
+
+void round_cohort::flush() {
+    if (count_ == 0) return;
+    if (!launch(0, count_)) {
+        for (uint32_t i = 0; i < count_; ++i) (void)launch(i, 1);
+    }
+    count_ = 0;
+    lane_count_ = 0;
+}
+
+/// Tables follow what was compacted; of lanes that were not, fresh blocks go back.
+void round_cohort::settle(uint32_t index, const kvrt_round& call, status verdict) {
+    cache& store = *context_.store;
+    device_rounds::pending_round& round = rounds_.pending[index];
+    const round_plan plan = plan_of(store, *context_.retention, *round.owner, round.policy);
+    std::fill(plan.context.chosen_lanes.begin(), plan.context.chosen_lanes.end(), uint8_t{0});
+    bool all = true, any = false;
+    for (uint32_t i = 0; i < call.count; ++i) {
+        if (rounds_.origins[i].round != index) continue;
+        const uint32_t lane = rounds_.origins[i].lane;
+        plan.context.keep[lane] = call.lanes[i].keep;
+        plan.context.chosen_lanes[lane] = i < call.done ? 1 : 0;
+        all = all && i < call.done;
+        any = any || i < call.done;
+        if (i < call.done) continue;
+        for (uint32_t b = 0; b < store.model.blocks_for(call.lanes[i].keep); ++b) {
+            const block_id fresh = call.lanes[i].target_table[b];
+            if (fresh == call.lanes[i].source_table[b]) continue;
+            store.blocks.take_back(fresh, number_, store.fences);
+        }
+    }
+    if (any) move_lanes(plan, round.report);
+    if (all) {
+        verdict = KV_OK;
+        end_round(plan, round.report);
+    }
+    note_outcome(plan, verdict, round.report);
+    listener_.told(listener_.user, *round.owner, verdict, round.report);
+}
+
+void round_cohort::move_lanes(const round_plan& plan, compaction_report& report) {
+    cache& store = *context_.store;
+    const held_positions held = held_by_guards(plan);
+    const bool newest = plan.policy.scorer == KV_SCORER_STREAMING;
+    const bool copied = report.blocks_copied != 0;
+    plan.owner.last_fence = number_;
+    plan.owner.room = 0;
+    for (const layer_geometry& layer : store.model.layers) {
+        if (!plan.any_chosen(layer)) continue;
+        note_history(plan, layer, report);
+        ++report.layers;
+        const uint64_t set = plan.selection == KV_SELECT_PER_LAYER ? ++rounds_.sets : 0;
+        for (uint32_t lane = layer.first_lane; lane < layer.end_lane(); ++lane) {
+            if (!plan.chosen(lane)) continue;
+            const lane_move& move = begin_move(plan, lane);
+            if (copied) std::copy_n(targets_of(lane), move.kept_blocks, move.target);
+            position_spans after =
+                spans_after_round(retained_of(store, plan.owner, lane), held.begin(), held.count,
+                                  plan.keep(lane), newest);
+            replace_table(plan, lane, report);
+            after.set = set;
+            spans_of(store, plan.owner, lane) = after;
+        }
+    }
+}
+
+status round_cohort::finish() {
+    flush();
+    if (!open_) return KV_OK;
+    open_ = false;
+    return context_.store->device.end_step(number_);
+}
+
+status compress_on_device(step_context& context, sequence& owner, const kv_policy& policy,
+                          compaction_report& report) {
+    struct answer {
+        status verdict = KV_OK;
+        compaction_report report;
+    } heard;
+    cache& store = *context.store;
+    KVRT_TRY(store.device.poll());
+    store.blocks.collect(store.fences);
+    const round_listener listener = {
+        &heard, [](void* user, sequence&, status verdict, const compaction_report& told) {
+            *static_cast<answer*>(user) = {verdict, told};
+        }};
+    round_cohort cohort(context, ++store.fences.last_begun, listener);
+    cohort.add(owner, policy);
+    const status ended = cohort.finish();
+    report = heard.report;
+    return heard.verdict < 0 ? heard.verdict : ended;
+}
+
+}  // namespace kvrt

@@ -1,0 +1,62 @@
+// Rounds of policies in pools on a device. The host decides what depends on numbers: which
+// sequences and lanes are due, and how many slots of each stay, for guards are positions and what
+// they hold always stays (sequence/spans.hpp). The device decides which stay, and moves them,
+// behind the step's work on its stream. So tables shrink at once, and nobody waits.
+//
+// Sequences of a step go together, as far as they share no block that moves.
+#pragma once
+
+#include "step/device_rounds.hpp"
+
+namespace kvrt {
+
+/// Who hears what became of a round.
+struct round_listener {
+    void* user = nullptr;
+    void (*told)(void* user, sequence& owner, status verdict, const compaction_report& report);
+};
+
+/// Rounds that are enqueued for one step, in order: as part of it, after its end.
+class round_cohort {
+  public:
+    /// `number`: of a step that has just ended, or a new one.
+    round_cohort(step_context& context, uint64_t number, const round_listener& listener);
+    round_cohort(const round_cohort&) = delete;
+    round_cohort& operator=(const round_cohort&) = delete;
+
+    /// Plans a round. It is enqueued with others, by the next flush at the latest.
+    void add(sequence& owner, const kv_policy& policy);
+    void flush();
+    /// Behind all of them. Errors of the device.
+    status finish();
+
+  private:
+    bool plan(sequence& owner, const kv_policy& policy, bool& copies);
+    uint64_t count_copies(const round_plan& plan, uint64_t* needed) const;
+    status take_copies(const round_plan& plan, uint64_t blocks, const uint64_t* needed);
+    void plan_phases(const round_plan& plan, double* phases) const;
+    void plan_lanes(const round_plan& plan);
+    void plan_lane(const round_plan& plan, uint32_t lane, const double* phases);
+    uint32_t order_by_kind(uint32_t first_round, uint32_t rounds);
+    status enqueue(kvrt_round& call);
+    bool launch(uint32_t first_round, uint32_t rounds);
+    void settle(uint32_t index, const kvrt_round& call, status verdict);
+    void move_lanes(const round_plan& plan, compaction_report& report);
+    template <class callable>
+    void for_each_copy(const round_plan& plan, const callable& body) const;
+    block_id* targets_of(uint32_t lane) const;
+
+    step_context& context_;
+    device_rounds& rounds_;
+    uint64_t number_;
+    round_listener listener_;
+    bool open_ = false;
+    uint32_t count_ = 0;       ///< of pending rounds
+    uint32_t lane_count_ = 0;  ///< planned
+};
+
+/// kv_compress outside of steps, on a stream of the device's own.
+status compress_on_device(step_context& context, sequence& owner, const kv_policy& policy,
+                          compaction_report& report);
+
+}  // namespace kvrt

@@ -1,0 +1,71 @@
+// Kernels of rounds of eviction on the fake driver.
+#include "fake_context.hpp"
+#include "fake_kernels.hpp"
+#include "kernels/normalise.hpp"
+#include "kernels/places.hpp"
+
+namespace kvrt::cuda {
+
+namespace {
+
+using namespace kernels;
+
+template <coding codes, number type, uint32_t heads>
+void score(const triattention_parameters& call) {
+    score_keys<fake_context, codes, type, heads>(call);
+}
+template <coding codes, number type>
+void measure(const measure_parameters& call) {
+    measure_rows<fake_context, codes, type>(call);
+}
+
+/// Of what the tests store; the others are found, and report a violation when they run.
+constexpr const char* not_here[] = {"f32", "int4_token", "fp8_token", "fp8_e4m3", "fp8_e5m2"};
+
+template <coding codes, number type>
+void add_reader(fake_driver& fake, const char* (&names)[4],
+                const std::function<bool(triattention_parameters&)>& change) {
+    add<triattention_parameters>(fake, names[0], score<codes, type, 2>, change);
+    add<triattention_parameters>(fake, names[1], score<codes, type, 4>, change);
+    add<triattention_parameters>(fake, names[2], score<codes, type, 8>, change);
+    add<measure_parameters>(fake, names[3], measure<codes, type>);
+}
+
+}  // namespace
+
+void add_round_kernels(fake_driver& fake, const kernel_faults& faults) {
+    add<guard_parameters>(fake, "kvrt_find_candidates", find_candidates<fake_context>,
+                          changing(faults.guard));
+    add<place_parameters>(fake, "kvrt_score_places", score_places<fake_context>);
+    add<normalise_parameters>(fake, "kvrt_normalise_and_reduce",
+                              normalise_and_reduce<fake_context>);
+    add<join_parameters>(fake, "kvrt_join_rows", join_rows<fake_context>);
+    add<select_parameters>(fake, "kvrt_select_survivors", select_survivors<fake_context>,
+                           changing(faults.select));
+    add<compact_parameters>(fake, "kvrt_compact_lanes", compact_lanes<fake_context>,
+                            changing(faults.compact));
+    const auto change = changing(faults.score);
+    static const char* f16[] = {"kvrt_score_keys_f16_2", "kvrt_score_keys_f16_4",
+                                "kvrt_score_keys_f16_8", "kvrt_measure_rows_f16"};
+    static const char* bf16[] = {"kvrt_score_keys_bf16_2", "kvrt_score_keys_bf16_4",
+                                 "kvrt_score_keys_bf16_8", "kvrt_measure_rows_bf16"};
+    static const char* int8[] = {"kvrt_score_keys_int8_token_2", "kvrt_score_keys_int8_token_4",
+                                 "kvrt_score_keys_int8_token_8", "kvrt_measure_rows_int8_token"};
+    add_reader<coding::plain, number::f16>(fake, f16, change);
+    add_reader<coding::plain, number::bf16>(fake, bf16, change);
+    add_reader<coding::int8_token, number::f32>(fake, int8, change);
+    for (const std::string name : not_here) {
+        for (const char* heads : {"_2", "_4", "_8", ""}) {
+            const bool measures = *heads == '\0';
+            const std::string whole =
+                (measures ? "kvrt_measure_rows_" : "kvrt_score_keys_") + name + heads;
+            const std::size_t bytes =
+                measures ? sizeof(measure_parameters) : sizeof(triattention_parameters);
+            fake.add_kernel(whole.c_str(), {bytes}, [&fake, whole](const kernel_launch&) {
+                fake.violations.push_back(whole + " is not in these tests");
+            });
+        }
+    }
+}
+
+}  // namespace kvrt::cuda

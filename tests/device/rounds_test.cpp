@@ -1,0 +1,322 @@
+// Policies and kv_compress of a CUDA pool, through the public header: the plugin's launches run the
+// kernels' own bodies, late, and a CPU pool says what stays, where, and what comes back.
+#include "round_pools.hpp"
+
+using namespace kvrt;
+using namespace kvrt::cuda;
+
+namespace {
+
+/// Prompts, tokens one by one, drafts, a pinned range, a fork that goes on from a shared tail,
+/// truncations; rounds at step ends, and the device as late as chance has it.
+void drive(round_pools& pools, const kv_policy& policy, uint32_t steps) {
+    std::deque<twin_sequence> sequences;
+    for (uint32_t i = 0; i < 3; ++i) sequences.push_back(pools.create(&policy));
+    for (uint32_t i = 0; i < 2; ++i) {
+        REQUIRE(kv_seq_pin(pools.pools[i], sequences[1].of[i], 20, 5) == KV_OK);
+    }
+    pools.step({{&sequences[0], 70, 70}, {&sequences[1], 90, 90}, {&sequences[2], 5, 5}}, true);
+    pools.compare_reports();
+    for (uint32_t step = 0; step < steps; ++step) {
+        CAPTURE(step);
+        if (step == 3) sequences.push_back(pools.fork(sequences[0]));
+        if (step == 6) pools.truncate(sequences[1], sequences[1].tokens - 2);
+        std::vector<twin_append> items;
+        for (twin_sequence& each : sequences) {
+            const uint32_t rows = 1 + static_cast<uint32_t>(pools.random() % 6);
+            items.push_back({&each, rows, rows - (rows > 3 ? 1 : 0)});
+        }
+        pools.step(items, step % 5 != 4);
+        pools.compare_reports();
+        for (uint32_t i = pools.random() % 60; i > 0; --i) {
+            pools.host.fake.run_one(pools.host.stream);
+        }
+    }
+    for (const twin_sequence& each : sequences) pools.compare(each);
+}
+
+}  // namespace
+
+TEST_CASE("rounds on the device keep what those on the CPU keep, and return the same blocks") {
+    kv_policy policy = policy_of(KV_SCORER_STREAMING);
+    SUBCASE("STREAMING") {}
+    SUBCASE("RANDOM, beside a protected prompt") {
+        policy = policy_of(KV_SCORER_RANDOM);
+        policy.prompt_tokens = 18;
+        policy.flags = KV_POLICY_PROTECT_PROMPT;
+    }
+    SUBCASE("KEY_NORM, by slack, the first layer left whole") {
+        policy = policy_of(KV_SCORER_KEY_NORM);
+        policy.every = 0;
+        policy.slack = 10;
+        policy.skip_layers = 1;
+    }
+    SUBCASE("TRIATTENTION") { policy = policy_of(KV_SCORER_TRIATTENTION); }
+    SUBCASE("TRIATTENTION, one set for the heads of a layer") {
+        policy = policy_of(KV_SCORER_TRIATTENTION);
+        policy.selection = KV_SELECT_PER_LAYER;
+    }
+    SUBCASE("RANDOM, one set for the heads of a layer") {
+        policy = policy_of(KV_SCORER_RANDOM);
+        policy.selection = KV_SELECT_PER_LAYER;
+    }
+    SUBCASE("TRIATTENTION, the greatest over offsets, in a pyramid, the prompt on top") {
+        policy = policy_of(KV_SCORER_TRIATTENTION);
+        policy.flags = KV_POLICY_OFFSETS_MAX | KV_POLICY_PROTECT_PROMPT | KV_POLICY_PROMPT_ON_TOP;
+        policy.prompt_tokens = 10;
+        policy.offset_max = 64;
+        policy.allocator = KV_ALLOCATE_PYRAMID;
+        policy.steepness = 2;
+    }
+    round_pools pools;
+    pools.give_statistics();
+    drive(pools, policy, 15);
+    CHECK(pools.differences == 0);
+    CHECK(pools.rounds >= 8);
+    CHECK(pools.compared_positions > 500);
+    CHECK(pools.compared_outputs > 10);
+    CHECK(pools.host.fake.synchronisations() == 0);
+}
+
+namespace {
+
+/// Tensors of a layer at fixed addresses, as a graph needs them.
+struct layer_tensors {
+    twin_tensor keys, values, queries, out, log_sums;
+};
+
+/// A decode step of three sequences, captured in the first place of a step.
+struct decode_graph {
+    round_pools& pools;
+    std::vector<layer_tensors> tensors;
+    std::vector<operation> graph;
+
+    explicit decode_graph(round_pools& of) : pools(of) {
+        for (uint32_t l = 0; l < pools.layers(); ++l) {
+            tensors.push_back({pools.make_tensor(3, 2, 64), pools.make_tensor(3, 2, 64),
+                               pools.make_tensor(3, 4, 64), pools.make_tensor(3, 4, 64),
+                               pools.make_tensor(3, 4, 1)});
+        }
+    }
+    void capture(kv_step* step) {
+        pools.host.fake.begin_capture(pools.host.stream);
+        for (uint32_t l = 0; l < pools.layers(); ++l) {
+            const layer_tensors& of = tensors[l];
+            kv_attend_options options = KV_INIT(kv_attend_options);
+            options.log_sum_exp = static_cast<float*>(of.log_sums.on_device.data);
+            REQUIRE(kv_write(step, l, &of.keys.on_device, &of.values.on_device) == KV_OK);
+            REQUIRE(kv_attend(step, l, &of.queries.on_device, &of.out.on_device, &options) ==
+                    KV_OK);
+        }
+        graph = pools.host.fake.end_capture(pools.host.stream);
+    }
+    void replay(kv_step* (&steps)[2]) {
+        for (layer_tensors& of : tensors) {
+            for (twin_tensor* each : {&of.keys, &of.values, &of.queries}) {
+                pools.draw(*each);
+                pools.host.stream->queue.push_back({"inputs", pools.upload(*each)});
+            }
+        }
+        pools.host.fake.replay(graph, pools.host.stream);
+        for (uint32_t l = 0; l < pools.layers(); ++l) {
+            layer_tensors& of = tensors[l];
+            REQUIRE(kv_write(steps[1], l, &of.keys.on_host, &of.values.on_host) == KV_OK);
+            for (uint32_t head = 0; head < (l == 3 ? 2 : 1); ++head) {
+                kv_cuda_tables tables = KV_INIT(kv_cuda_tables);
+                tables.kv_head = head;
+                REQUIRE(kv_cuda_step_tables(steps[0], l, &tables) == KV_OK);
+                REQUIRE(tables.place == 0);
+            }
+            kv_attend_options options = KV_INIT(kv_attend_options);
+            options.log_sum_exp = of.log_sums.host.data();
+            REQUIRE(kv_attend(steps[1], l, &of.queries.on_host, &of.out.on_host, &options) ==
+                    KV_OK);
+            pools.expect(of.out, pools.bound_of(l));
+            pools.expect(of.log_sums, pools.bound_of(l));
+        }
+    }
+};
+
+uint64_t parked_blocks(const kv_pool* pool) {
+    uint64_t parked = 0;
+    for (uint32_t c = 0; c < pool->store.blocks.class_count(); ++c) {
+        parked += pool->store.blocks.counters(c).parked;
+    }
+    return parked;
+}
+
+}  // namespace
+
+TEST_CASE("a captured decode step is replayed behind rounds that move what it reads") {
+    round_pools pools;
+    pools.give_statistics();
+    kv_policy policy = policy_of(KV_SCORER_TRIATTENTION);
+    policy.budget = 32;
+    policy.every = 3;
+    std::deque<twin_sequence> sequences;
+    for (uint32_t i = 0; i < 3; ++i) sequences.push_back(pools.create(i == 2 ? nullptr : &policy));
+    pools.step({{&sequences[0], 40, 40}, {&sequences[1], 61, 61}, {&sequences[2], 33, 33}});
+    decode_graph decode(pools);
+    for (uint32_t round = 0; round < 7; ++round) {
+        CAPTURE(round);
+        kv_step* steps[2];
+        const std::vector<twin_append> items = {
+            {&sequences[0], 1, 1}, {&sequences[1], 1, 1}, {&sequences[2], 1, 1}};
+        pools.begin(items, steps);
+        if (round == 0) decode.capture(steps[0]);
+        decode.replay(steps);
+        pools.end(items, steps);
+        pools.compare_reports();
+        pools.host.fake.run_all();
+        CHECK(pools.differences == 0);
+    }
+    CHECK(pools.rounds >= 4);
+    for (const twin_sequence& each : sequences) pools.compare(each);
+    CHECK(pools.differences == 0);
+}
+
+TEST_CASE("kv_compress outside of steps runs behind what was enqueued, and before what comes") {
+    round_pools pools;
+    pools.give_statistics();
+    twin_sequence sequence = start(pools, 90);
+    twin_sequence other = start(pools, 20);
+    kv_policy policy = policy_of(KV_SCORER_TRIATTENTION);
+    SUBCASE("the host's stream is blocked") {
+        pools.host.fake.block(pools.host.stream);
+        CHECK(pools.compress(sequence, &policy) == KV_OK);
+        const uint64_t parked = parked_blocks(pools.pools[0]);
+        CHECK(parked >= 10);
+        pools.host.fake.unblock(pools.host.stream);
+        pools.host.fake.run_all();
+        kv_step* step = nullptr;
+        REQUIRE(kv_step_begin(pools.pools[0], &step) == KV_OK);
+        CHECK(parked_blocks(pools.pools[0]) == 0);
+        REQUIRE(kv_step_cancel(step) == KV_OK);
+    }
+    SUBCASE("another sequence is in an open step, on whose stream it goes") {
+        kv_step* steps[2];
+        const std::vector<twin_append> items = {{&other, 1, 1}};
+        pools.begin(items, steps);
+        CHECK(pools.compress(sequence, &policy) == KV_OK);
+        for (kv_step* step : steps) REQUIRE(kv_step_cancel(step) == KV_OK);
+    }
+    SUBCASE(
+        "the sequence itself is: the round runs at the step's end, with all that was accepted") {
+        kv_step* steps[2];
+        const std::vector<twin_append> items = {{&sequence, 2, 1}};
+        pools.begin(items, steps);
+        CHECK(pools.compress(sequence, &policy) == KV_OK);
+        twin_tensor keys = pools.make_tensor(2, 2, 64);
+        pools.draw(keys);
+        pools.upload(keys)();
+        for (uint32_t l = 0; l < pools.layers(); ++l) pools.write(steps, l, keys, keys);
+        pools.end(items, steps);
+        pools.compare_reports();
+        CHECK(pools.reports[0].compactions == 1);
+    }
+    CHECK(pools.compress(sequence, &policy) == KV_OK);  // nothing is left to do
+    pools.step({{&sequence, 3, 3}, {&other, 1, 1}});
+    CHECK(pools.compress(sequence, &policy) == KV_OK);
+    pools.step({{&sequence, 1, 1}});
+    pools.compare(sequence);
+    pools.compare(other);
+    CHECK(pools.differences == 0);
+    CHECK(pools.rounds >= 2);
+    CHECK(pools.host.fake.synchronisations() == 0);
+}
+
+TEST_CASE("blocks that a fork reads stay as they are: survivors go to fresh ones, or it waits") {
+    round_pools pools;
+    pools.give_statistics();
+    twin_sequence parent = start(pools, 100);
+    twin_sequence child = pools.fork(parent);
+    kv_policy policy = policy_of(KV_SCORER_KEY_NORM);
+    policy.sinks = policy.recent = 0;
+    CHECK(pools.compress(child, &policy) == KV_OK);
+    pools.compare(parent);
+    pools.compare(child);
+    CHECK(pools.compress(parent, &policy) == KV_OK);  // alone now
+    pools.step({{&parent, 1, 1}, {&child, 2, 2}});
+    twin_sequence third = pools.fork(child);  // with a tail that a round has placed
+    pools.step({{&child, 1, 1}, {&third, 2, 2}});
+    for (const twin_sequence* each : {&parent, &child, &third}) pools.compare(*each);
+
+    // No block is left for copies.
+    twin_sequence fork = pools.fork(third);
+    for (kv_pool* pool : pools.pools) {
+        kv_step* step = nullptr;
+        REQUIRE(kv_step_begin(pool, &step) == KV_OK);  // what the device is done with is free
+        REQUIRE(kv_step_cancel(step) == KV_OK);
+        for (uint32_t c = 0; c < pool->store.blocks.class_count(); ++c) {
+            while (pool->store.blocks.allocate(c) != no_block) {
+            }
+        }
+    }
+    policy.budget = 20;
+    CHECK(pools.compress(fork, &policy) == KV_AGAIN);
+    pools.host.fake.run_all();
+    for (const twin_sequence* each : {&third, &fork}) {
+        pools.compare_stored(*each);
+        pools.compare_positions(*each);
+    }
+    CHECK(pools.differences == 0);
+}
+
+TEST_CASE("heads that retain different tokens have no set in common") {
+    round_pools pools;
+    pools.give_statistics();
+    twin_sequence sequence = start(pools, 90);
+    kv_policy policy = policy_of(KV_SCORER_STREAMING);
+    CHECK(pools.compress(sequence, &policy) == KV_OK);  // the same in all, and known
+    policy = policy_of(KV_SCORER_TRIATTENTION);
+    policy.selection = KV_SELECT_PER_LAYER;
+    policy.budget = 40;
+    CHECK(pools.compress(sequence, &policy) == KV_OK);
+    pools.step({{&sequence, 5, 5}});
+    CHECK(pools.compress(sequence, &policy) == KV_OK);  // by the set before
+    twin_sequence fork = pools.fork(sequence);
+    policy.budget = 30;
+    CHECK(pools.compress(fork, &policy) == KV_OK);
+    CHECK(pools.rounds == 4);
+    policy.selection = KV_SELECT_PER_LAYER_PER_HEAD;
+    policy.budget = 25;
+    CHECK(pools.compress(sequence, &policy) == KV_OK);
+    policy.selection = KV_SELECT_PER_LAYER;
+    policy.budget = 20;
+    CHECK(pools.compress(sequence, &policy) == KV_INVALID);
+    CHECK(pools.compress(fork, &policy) == KV_OK);
+    pools.compare(sequence);
+    pools.compare(fork);
+    CHECK(pools.differences == 0);
+}
+
+TEST_CASE("what a wrong round would do is found by the comparison with the CPU pool") {
+    round_pools pools;
+    pools.give_statistics();
+    uint32_t number = 0;
+    SUBCASE("guards of another position") {
+        pools.faults.guard = [&](kernels::guard_parameters& call) {
+            ++number;
+            ++call.tables;
+        };
+    }
+    SUBCASE("another head's means") {
+        pools.faults.score = [&](kernels::triattention_parameters& call) {
+            if (++number == 2) ++call.mean_real;
+        };
+    }
+    SUBCASE("survivors of the next head") {
+        pools.faults.compact = [&](kernels::compact_parameters& call) {
+            if (++number == 1) call.survivor_stride = 0;
+        };
+    }
+    SUBCASE("positions stay behind") {
+        pools.faults.compact = [&](kernels::compact_parameters& call) {
+            if (++number == 4) call.positions.base = nullptr;
+        };
+    }
+    drive(pools, policy_of(KV_SCORER_TRIATTENTION), 6);
+    CHECK(number != 0);
+    CHECK(pools.differences + pools.host.fake.violations.size() != 0);
+    pools.host.fake.violations.clear();
+}
