@@ -9,6 +9,9 @@
 
 #include <type_traits>
 
+#include "gpu/host_driver.hpp"
+#include "samples/generate/cuda_driver.hpp"
+
 namespace {
 
 using namespace kvrt;
@@ -53,6 +56,21 @@ requires(
 KVRT_CUDA_CALLS(CALLED_ALIKE)
 KVRT_CUDA_VIRTUAL_MEMORY_CALLS(CALLED_ALIKE)
 #undef CALLED_ALIKE
+
+// The same of the calls that hosts make: programs for a GPU, and samples/generate.
+#define CALLED_ALIKE(name, symbol, parameters)                                         \
+    static_assert(called_alike<decltype(cuda::host_calls::name), decltype(&symbol)>(), \
+                  "parameters of " #symbol);
+KVRT_HOST_CUDA_CALLS(CALLED_ALIKE)
+#undef CALLED_ALIKE
+#define CALLED_ALIKE(name, symbol, parameters)                                             \
+    static_assert(called_alike<decltype(generate::cuda_calls::name), decltype(&symbol)>(), \
+                  "parameters of " #symbol);
+GENERATE_CUDA_CALLS(CALLED_ALIKE)
+#undef CALLED_ALIKE
+static_assert(cuda::event_default == CU_EVENT_DEFAULT);
+static_assert(cuda::host_memory_mapped == CU_MEMHOSTALLOC_DEVICEMAP);
+static_assert(cuda::capture_mode_thread_local == CU_STREAM_CAPTURE_MODE_THREAD_LOCAL);
 
 // That the comparison sees a difference.
 static_assert(!called_alike<int (*)(int, void*), CUresult (*)(int)>());
