@@ -30,7 +30,8 @@ struct attend_sequence {
     int32_t window_first;    ///< may be negative: all are inside
     uint32_t first_partial;  ///< a piece has one for each row
     uint32_t pieces;         ///< 0: rows that are written at once (attend_rows.hpp)
-    uint32_t unused[3];
+    uint32_t sealed_slots;   ///< of the first blocks; which pieces are of which has been decided
+    uint32_t unused[2];
 };
 
 /// Slots [first_slot, end_slot) of a sequence; first_slot is a multiple of 16, and end_slot is, or
@@ -46,6 +47,11 @@ struct attend_piece {
 constexpr uint32_t attend_piece_slots(uint32_t slots) {
     const uint32_t even = (slots + 63) / 64;
     return even <= 256 ? 256 : (even + 63) / 64 * 64;
+}
+
+/// Pieces of a sequence of up to so many slots.
+constexpr uint32_t most_few_pieces(uint32_t slots) {
+    return slots >= 64 * 256 ? 64 : (slots + 255) / 256;
 }
 
 /// Partial softmaxes, by [partial][query head]. Logits are in units of log(2).
@@ -79,6 +85,9 @@ struct attend_parameters {
     bool window = false;
     uint32_t window_sinks = 0;
     uint32_t most_rows = 1;
+    /// With pairs, keys and queries come before rotation: a key is turned by its slot, the query of
+    /// row r by slots - rows + r (attend_opened.hpp).
+    turning_place turning;
 
     KVRT_BOTH uint32_t group() const { return query_heads / place.kv_heads; }
     /// Of the most rows; a sequence of fewer has none for the last ones.

@@ -54,6 +54,8 @@ struct code_tiles {
     static constexpr number weight_type = number::f16;
     static constexpr bool coded = true;
     static constexpr uint32_t channels = most_channels;
+    static constexpr uint32_t stages = channels <= 128 ? 3 : 2;
+    static constexpr bool turns = false;  ///< knows attend_parameters::turning
     // Of a row, in the nibbles of a byte.
     static constexpr uint32_t key_halves = key_nibbles ? 2 : 1;
     static constexpr uint32_t value_halves = value_nibbles ? 2 : 1;
@@ -180,17 +182,7 @@ struct code_tiles {
                 }
             }
         }
-        KVRT_UNROLL
-        for (uint32_t half = 0; half < 2; ++half) {
-            const float heaviest = largest_of_row<Cx>(logits, half, state.heaviest[half]);
-            rescale[half] = weight_of<Cx>(state.heaviest[half], heaviest);
-            state.heaviest[half] = heaviest;
-            KVRT_UNROLL
-            for (uint32_t i = 0; i < 4; ++i) {
-                weights[i / 2][half * 2 + i % 2] =
-                    weight_of<Cx>(logits[i / 2][half * 2 + i % 2], heaviest);
-            }
-        }
+        weigh_by_steps<Cx, code_tiles>(logits, weights, rescale, state);
     }
 
     /// half_tiles. Codes of whole numbers have none that spoils others, and steps are in weights.

@@ -11,7 +11,7 @@ namespace kvrt::kernels {
 /// What shared memory holds, in bytes from its start.
 template <class tiles>
 struct attend_memory {
-    static constexpr uint32_t stages = tiles::channels <= 128 ? 3 : 2;
+    static constexpr uint32_t stages = tiles::stages;
     static constexpr uint32_t query_row = odd_row(tiles::channels);
     static constexpr uint32_t query_bytes = query_rows * query_row;
     static constexpr uint32_t row_bytes = query_rows * 2 * sizeof(float);  // sums, factors
@@ -74,8 +74,8 @@ struct piece_of_context {
         const uint32_t id =
             Cx::template load_constant<uint32_t>(call.tables.of(sequence.table) + slot / tokens)
             << call.tables.shift;
-        const group_source from{block_at(call.arena, id), slot % tokens, vectors.kv_head,
-                                seen(group)};
+        const group_source from =
+            source_of_group(call, sequence, vectors.kv_head, slot, id, seen(group));
         std::byte* const to = stage(stage_index);
         tiles::fetch_keys(call.place.keys, from, to);
         tiles::fetch_values(call.place.values, from, to + tiles::key_bytes(call.place.keys));
@@ -98,7 +98,7 @@ struct piece_of_context {
         }
         uint32_t here = 0;
         while (group < end) {
-            Cx::template wait_async<memory::stages - 2>();
+            if constexpr (memory::stages > 1) Cx::template wait_async<memory::stages - 2>();
             // The group has arrived for all lanes, and all are through with the one before it.
             Cx::warp_barrier();
             if (coming < end) {
@@ -106,6 +106,7 @@ struct piece_of_context {
                 coming = next_group(coming + attend_warps, end);
             }
             Cx::commit_async();
+            if constexpr (memory::stages == 1) Cx::warp_barrier();  // the group is here now
             take_group<Cx, tiles>(call, sequence, vectors.kv_head, group * slots_of_group,
                                   stage(here), fragments, mine, state);
             here = (here + 1) % memory::stages;

@@ -37,9 +37,14 @@ KVRT_DEVICE void join_pieces(const attend_parameters& call) {
         largest = here > largest ? here : largest;
     }
     float total = 0.0f;
-    constexpr uint32_t each = most_dim / warp_lanes;
+    // Of values in another basis a lane has 8 channels that follow each other, else every 32nd.
+    const bool rotated = call.place.values.rotated;
     const uint32_t dim = call.place.values.dim;
-    float values[each] = {};
+    const auto channel_at = [&](uint32_t i) {
+        return rotated ? Cx::lane() * lane_channels + i : Cx::lane() + i * warp_lanes;
+    };
+    static_assert(most_dim == warp_lanes * lane_channels);
+    float values[lane_channels] = {};
     for (uint32_t p = 0; p < pieces; ++p) {
         const uint64_t at = (uint64_t{first} + uint64_t{p} * rows) * call.query_heads + head;
         const float here = Cx::template load<float>(call.partials.largest + at);
@@ -48,8 +53,8 @@ KVRT_DEVICE void join_pieces(const attend_parameters& call) {
         const float factor = weight_of<Cx>(here, largest);
         total = Cx::multiply_add(factor, sum, total);
         KVRT_UNROLL
-        for (uint32_t i = 0; i < each; ++i) {
-            const uint32_t channel = Cx::lane() + i * warp_lanes;
+        for (uint32_t i = 0; i < lane_channels; ++i) {
+            const uint32_t channel = channel_at(i);
             if (channel >= dim) continue;
             values[i] = Cx::multiply_add(
                 factor, Cx::template load_once<float>(call.partials.values + at * dim + channel),
@@ -58,11 +63,13 @@ KVRT_DEVICE void join_pieces(const attend_parameters& call) {
     }
     const finished_row finished = finish_row<Cx>(call, head, largest, total);
     KVRT_UNROLL
-    for (uint32_t i = 0; i < each; ++i) {
-        const uint32_t channel = Cx::lane() + i * warp_lanes;
-        if (channel >= dim) continue;
-        store_out<Cx>(call, tensor_row, head, channel, values[i] * finished.factor);
+    for (uint32_t i = 0; i < lane_channels; ++i) values[i] *= finished.factor;
+    KVRT_UNROLL
+    for (uint32_t i = 0; i < lane_channels && !rotated; ++i) {
+        const uint32_t channel = channel_at(i);
+        if (channel < dim) store_out<Cx>(call, tensor_row, head, channel, values[i]);
     }
+    if (rotated) store_rotated<Cx>(call, tensor_row, head, values);
     if (Cx::lane() == 0) store_log_sum<Cx>(call, tensor_row, head, finished.log_sum);
 }
 

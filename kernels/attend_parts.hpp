@@ -142,6 +142,18 @@ KVRT_DEVICE void store_out(const attend_parameters& call, uint32_t row, uint32_t
     }
 }
 
+/// 8 channels a lane, in the basis of the values, which is another.
+template <class Cx>
+KVRT_DEVICE void store_rotated(const attend_parameters& call, uint32_t row, uint32_t head,
+                               float (&values)[lane_channels]) {
+    const uint32_t dim = call.place.values.dim, first = Cx::lane() * lane_channels;
+    rotate_channels<Cx>(dim, values);
+    KVRT_UNROLL
+    for (uint32_t i = 0; i < lane_channels; ++i) {
+        if (first < dim) store_out<Cx>(call, row, head, first + i, values[i]);
+    }
+}
+
 template <class Cx>
 KVRT_DEVICE void store_log_sum(const attend_parameters& call, uint32_t row, uint32_t head,
                                float log_sum) {

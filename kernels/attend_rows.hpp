@@ -69,8 +69,21 @@ struct rows_cut {
     }
 };
 
-/// A partial of one vector has the bytes of a slot of f16, and is read again: the more vectors, the
-/// longer the pieces, and the fewer. At least 8 slots a vector, while there is work for a device.
+// A partial of one vector has the bytes of a slot of f16, and is read again: the more vectors, the
+// longer the pieces, and the fewer. At least 8 slots a vector, while there is work for a device.
+
+/// Of 16 vectors: with these a sequence is work enough without being cut.
+inline constexpr uint32_t enough_sets = 128;
+constexpr uint32_t most_rows_pieces(uint32_t sets) {
+    return sets <= 2 ? 64 : sets >= enough_sets ? 1 : enough_sets / sets;
+}
+constexpr uint32_t least_piece_slots(uint32_t sets) { return sets <= 2 ? 256 : 128 * sets; }
+/// The same of a sequence of up to so many slots.
+constexpr uint32_t most_rows_pieces(uint32_t sets, uint32_t slots) {
+    const uint32_t most = most_rows_pieces(sets), least = least_piece_slots(sets);
+    return slots > most * least || most == 1 ? most : slots == 0 ? 1 : (slots - 1) / least + 1;
+}
+
 /// Without a window window_first and window_sinks are 0.
 inline rows_cut cut_rows(uint32_t rows, uint32_t group, uint32_t slots, int32_t window_first,
                          uint32_t window_sinks) {
@@ -84,10 +97,9 @@ inline rows_cut cut_rows(uint32_t rows, uint32_t group, uint32_t slots, int32_t 
     cut.hole_end = (from < slots ? from : slots) / piece_unit * piece_unit;
     if (cut.hole_end < cut.hole_first) cut.hole_end = cut.hole_first;
     const uint32_t seen = slots - (cut.hole_end - cut.hole_first);
-    const uint32_t warps = (cut.vectors + set_vectors - 1) / set_vectors;
-    const uint32_t most = warps <= 2 ? 64 : warps >= 128 ? 1 : 128 / warps;
+    const uint32_t sets = (cut.vectors + set_vectors - 1) / set_vectors;
+    const uint32_t most = most_rows_pieces(sets), least = least_piece_slots(sets);
     const uint32_t even = ((seen + most - 1) / most + piece_unit - 1) / piece_unit * piece_unit;
-    const uint32_t least = warps <= 2 ? 256 : 128 * warps;
     cut.piece_slots = even < least ? least : even;
     if (most == 1) cut.piece_slots = (seen + piece_unit - 1) / piece_unit * piece_unit;
     cut.pieces = seen == 0 ? 1 : (seen + cut.piece_slots - 1) / cut.piece_slots;
@@ -101,7 +113,7 @@ inline rows_cut cut_rows(uint32_t rows, uint32_t group, uint32_t slots, int32_t 
 template <class tiles>
 struct rows_memory {
     static constexpr bool holds_queries = tiles::channels <= 128;
-    static constexpr uint32_t stages = tiles::channels <= 128 ? 3 : 2;
+    static constexpr uint32_t stages = tiles::stages;
     static constexpr uint32_t groups = tiles::channels <= 128 ? 4 : 2;  ///< of a stage
     static constexpr uint32_t slots = groups * slots_of_group;
     static constexpr uint32_t query_row = odd_row(tiles::channels);
@@ -199,8 +211,8 @@ struct tile_of_rows {
             const uint32_t id = Cx::template load_constant<uint32_t>(
                                     call.tables.of(sequence.table) + first / tokens)
                                 << call.tables.shift;
-            const group_source from{block_at(call.arena, id), first % tokens, vectors.kv_head,
-                                    wanted};
+            const group_source from =
+                source_of_group(call, sequence, vectors.kv_head, first, id, wanted);
             std::byte* const to = group_at(stage, group);
             if (i < memory::groups) {
                 tiles::fetch_keys(call.place.keys, from, to);
@@ -225,7 +237,7 @@ struct tile_of_rows {
         }
         uint32_t here = 0;
         while (slot < all.limit) {
-            Cx::template wait_async<memory::stages - 2>();
+            if constexpr (memory::stages > 1) Cx::template wait_async<memory::stages - 2>();
             // The stage has arrived for all warps, and all are through with the one before it.
             Cx::barrier();
             if (coming < all.limit) {
@@ -233,6 +245,7 @@ struct tile_of_rows {
                 coming = next_stage(coming + memory::slots);
             }
             Cx::commit_async();
+            if constexpr (memory::stages == 1) Cx::barrier();  // the stage is here now
             for (uint32_t group = Cx::warp() / sets; group < memory::groups && multiplies();
                  group += slot_warps) {
                 const uint32_t first = slot + group * slots_of_group;
@@ -265,8 +278,18 @@ struct tile_of_rows {
                 const finished_row finished =
                     finish_row<Cx>(call, head, joined.largest, joined.sum);
                 const uint32_t to = sequence.first_row + row;
-                for (uint32_t channel = Cx::lane(); channel < dim; channel += warp_lanes) {
+                for (uint32_t channel = Cx::lane(); channel < dim && !call.place.values.rotated;
+                     channel += warp_lanes) {
                     store_out<Cx>(call, to, head, channel, joined.value(channel) * finished.factor);
+                }
+                if (call.place.values.rotated) {
+                    float values[lane_channels];
+                    KVRT_UNROLL
+                    for (uint32_t i = 0; i < lane_channels; ++i) {
+                        const uint32_t channel = Cx::lane() * lane_channels + i;
+                        values[i] = channel < dim ? joined.value(channel) * finished.factor : 0.0f;
+                    }
+                    store_rotated<Cx>(call, to, head, values);
                 }
                 if (Cx::lane() == 0) store_log_sum<Cx>(call, to, head, finished.log_sum);
                 continue;

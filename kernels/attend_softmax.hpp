@@ -89,6 +89,24 @@ KVRT_DEVICE float weight_of(float x, float largest) {
     return Cx::exp2(largest == minus_infinity<Cx>() ? x : x - largest);
 }
 
+/// Weights times steps of values, relative to the heaviest, from logits that have those steps' log2
+/// in them.
+template <class Cx, class tiles>
+KVRT_DEVICE void weigh_by_steps(const float (&logits)[2][4], float (&weights)[2][4],
+                                float (&rescale)[2], running_softmax<tiles>& state) {
+    KVRT_UNROLL
+    for (uint32_t half = 0; half < 2; ++half) {
+        const float heaviest = largest_of_row<Cx>(logits, half, state.heaviest[half]);
+        rescale[half] = weight_of<Cx>(state.heaviest[half], heaviest);
+        state.heaviest[half] = heaviest;
+        KVRT_UNROLL
+        for (uint32_t i = 0; i < 4; ++i) {
+            weights[i / 2][half * 2 + i % 2] =
+                weight_of<Cx>(logits[i / 2][half * 2 + i % 2], heaviest);
+        }
+    }
+}
+
 /// Takes the logits of a group into the softmax. Leaves weights as the fragments that values are to
 /// be multiplied by, and what was summed before relative to the same maximum as they.
 template <class Cx, class tiles>

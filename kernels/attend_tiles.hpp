@@ -15,12 +15,22 @@ namespace kvrt::kernels {
 KVRT_BOTH constexpr uint32_t odd_row(uint32_t channels) { return (channels / 8 | 1u) * 16; }
 KVRT_BOTH constexpr uint32_t whole_steps(uint32_t channels) { return (channels + 15) / 16 * 16; }
 
+/// Positions of 16 slots: the first `stored_slots` are stored, the others follow `implied`.
+struct group_positions {
+    const uint32_t* stored;
+    uint32_t stored_slots;
+    uint32_t implied;  ///< of the first slot, where all are
+};
+
 /// Where 16 slots of one head lie.
 struct group_source {
     const std::byte* block;
     uint32_t slot;  ///< the first, in the block
     uint32_t head;
-    uint32_t seen;  ///< bit s: slot + s
+    uint32_t seen;              ///< bit s: slot + s
+    group_positions positions;  ///< of keys whose storage needs them
+    uint32_t in_context;        ///< the first slot, of the sequence's
+    const turning_place* turning;
 };
 
 /// Rows of 16-bit elements, one behind the other in shared memory; those of slots that `wanted`
@@ -63,6 +73,8 @@ struct half_tiles {
     static constexpr number weight_type = type;
     static constexpr bool coded = false;
     static constexpr uint32_t channels = most_channels;
+    static constexpr uint32_t stages = channels <= 128 ? 3 : 2;
+    static constexpr bool turns = false;  ///< knows attend_parameters::turning
 
     static KVRT_BOTH uint32_t key_bytes(const operand_place& keys) {
         return keys.by_rows() ? slots_of_group * odd_row(whole_steps(keys.dim))
@@ -104,13 +116,20 @@ struct half_tiles {
     template <class fragments>
     static KVRT_DEVICE void multiply_keys(const operand_place& keys, const std::byte* shared,
                                           const fragments& queries, float (&scores)[2][4]) {
-        const bool whole = whole_steps(keys.dim) == most_channels;
-        if (keys.by_rows()) {
-            if (whole) return multiply_steps<true, true>(keys, shared, queries, scores);
-            return multiply_steps<true, false>(keys, shared, queries, scores);
+        if (keys.by_rows()) return multiply_key_rows(keys, shared, queries, scores);
+        if (whole_steps(keys.dim) == most_channels) {
+            return multiply_steps<false, true>(keys, shared, queries, scores);
         }
-        if (whole) return multiply_steps<false, true>(keys, shared, queries, scores);
         multiply_steps<false, false>(keys, shared, queries, scores);
+    }
+    /// Of keys that lie in shared memory as rows.
+    template <class fragments>
+    static KVRT_DEVICE void multiply_key_rows(const operand_place& keys, const std::byte* shared,
+                                              const fragments& queries, float (&scores)[2][4]) {
+        if (whole_steps(keys.dim) == most_channels) {
+            return multiply_steps<true, true>(keys, shared, queries, scores);
+        }
+        multiply_steps<true, false>(keys, shared, queries, scores);
     }
 
     /// Whether a lane finds a value that is no number, which times a weight of 0 is none either.

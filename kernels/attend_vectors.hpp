@@ -4,7 +4,7 @@
 #pragma once
 
 #include "kernels/attend_tiles.hpp"
-#include "kernels/row.hpp"
+#include "kernels/turn.hpp"
 
 namespace kvrt::kernels {
 
@@ -29,7 +29,7 @@ KVRT_DEVICE attend_sequence load_sequence(const attend_sequence* listed) {
     const word4 low = Cx::template load_constant<word4>(from);
     const word4 high = Cx::template load_constant<word4>(from + 16);
     return {low.x,  low.y, low.z, low.w, high.x, high.y, static_cast<int32_t>(high.z),
-            high.w, 0,     {}};
+            high.w, 0,     0,     {}};
 }
 
 /// Where a row looks: at slots below `limit` that are sinks, or not below `from`.
@@ -67,6 +67,20 @@ KVRT_DEVICE float relative_position(const attend_parameters& call, const attend_
     return static_cast<float>(static_cast<int32_t>(position + behind - sequence.next_position));
 }
 
+/// Where the 16 slots from `slot` on lie, which are in the block `id`.
+KVRT_DEVICE group_source source_of_group(const attend_parameters& call,
+                                         const attend_sequence& sequence, uint32_t kv_head,
+                                         uint32_t slot, uint32_t id, uint32_t seen) {
+    const uint32_t at = slot % call.place.block_tokens;
+    group_source made{block_at(call.arena, id), at, kv_head, seen, {}, slot, &call.turning};
+    if (call.place.keys.codes != coding::affine4) return made;
+    made.positions.implied = sequence.next_position - (sequence.slots - slot);
+    if (slot >= sequence.explicit_slots) return made;
+    made.positions.stored = call.positions.of(id, kv_head) + at;
+    made.positions.stored_slots = sequence.explicit_slots - slot;
+    return made;
+}
+
 /// Query vectors [first, first + count) of a KV head: vector v is query head v % group of it, of
 /// row v / group.
 struct query_vectors {
@@ -78,13 +92,6 @@ struct query_vectors {
     }
 };
 
-template <class Cx>
-KVRT_DEVICE float load_number(const std::byte* address, number type) {
-    if (type == number::f32) return load_number<Cx, number::f32>(address);
-    if (type == number::f16) return load_number<Cx, number::f16>(address);
-    return load_number<Cx, number::bf16>(address);
-}
-
 /// Where any of their rows looks.
 KVRT_DEVICE row_view view_of_rows(const attend_parameters& call, const attend_sequence& sequence,
                                   const query_vectors& vectors) {
@@ -92,35 +99,53 @@ KVRT_DEVICE row_view view_of_rows(const attend_parameters& call, const attend_se
             view_of_row(call, sequence, vectors.row_of(vectors.count - 1)).limit};
 }
 
-/// One warp brings a query vector of a sequence into a row of odd_row(tiles::channels) bytes in
-/// shared memory, divided by `factor`, a power of 2 near its largest, so that f16 holds any. `sum`
-/// is that of what is stored there. Zeros, where there is no such vector.
+/// A power of 2 near a magnitude, and its inverse; 1 for numbers that are 0, subnormal or infinite.
+struct power_of_two {
+    float power, inverse;
+};
+template <class Cx>
+KVRT_DEVICE power_of_two power_near(float magnitude) {
+    uint32_t exponent = Cx::f32_to_bits(magnitude) >> 23;
+    if (exponent == 0 || exponent >= 254) exponent = 127;
+    return {Cx::bits_to_f32(exponent << 23), Cx::bits_to_f32((254 - exponent) << 23)};
+}
+
+/// One warp brings a query vector of a sequence, in the basis of the keys, into a row of
+/// odd_row(tiles::channels) bytes in shared memory, divided by `factor`, a power of 2 near its
+/// largest, so that f16 holds any. `sum` is that of what is stored there. Zeros, where there is no
+/// such vector.
 template <class Cx, class tiles>
 KVRT_DEVICE void load_query(const attend_parameters& call, const attend_sequence& sequence,
                             const query_vectors& vectors, uint32_t vector, std::byte* to,
                             float& sum, float& factor) {
-    const bool there = vector < vectors.count;
     const uint32_t row = sequence.first_row + vectors.row_of(vector);
     const uint32_t head = vectors.head_of(vector);
-    const uint32_t dim = call.place.keys.dim;
+    const uint32_t dim = call.place.keys.dim, first = Cx::lane() * lane_channels;
     for (uint32_t i = Cx::lane(); i < odd_row(tiles::channels) / 4; i += warp_lanes) {
         Cx::store(to + i * 4, 0u);
     }
     Cx::warp_barrier();
-    constexpr uint32_t each = most_dim / warp_lanes;
-    float query[each];
-    float largest = 0.0f;
-    KVRT_UNROLL
-    for (uint32_t i = 0; i < each; ++i) {
-        const uint32_t channel = Cx::lane() + i * warp_lanes;
-        query[i] = 0.0f;
-        if (channel >= dim || !there) continue;
+    float query[lane_channels] = {};
+    if (first < dim && vector < vectors.count) {
         const int64_t element = int64_t{row} * call.queries.row_stride +
                                 int64_t{head} * call.queries.head_stride +
-                                int64_t{channel} * call.queries.dim_stride;
-        query[i] = load_number<Cx>(
-            call.queries.data + element * int64_t{number_bytes(call.query_type)}, call.query_type);
-        const float magnitude = query[i] < 0.0f ? -query[i] : query[i];
+                                int64_t{first} * call.queries.dim_stride;
+        load_channels<Cx>(call.query_type,
+                          call.queries.data + element * int64_t{number_bytes(call.query_type)},
+                          call.queries.dim_stride, query);
+    }
+    if constexpr (tiles::turns) {
+        if (call.turning.pairs != 0) {
+            const uint32_t slot = sequence.slots - sequence.rows + vectors.row_of(vector);
+            turn_channels<Cx>(call.turning, slot, first, query);
+        }
+    }
+    // Keys that are turned are brought back from their basis before.
+    if (call.place.keys.rotated && call.turning.pairs == 0) rotate_channels<Cx>(dim, query);
+    float largest = 0.0f;
+    KVRT_UNROLL
+    for (uint32_t i = 0; i < lane_channels; ++i) {
+        const float magnitude = magnitude_of<Cx>(query[i]);
         largest = magnitude > largest ? magnitude : largest;
     }
     KVRT_UNROLL
@@ -128,22 +153,18 @@ KVRT_DEVICE void load_query(const attend_parameters& call, const attend_sequence
         const float other = Cx::shuffle_xor(largest, bits);
         largest = other > largest ? other : largest;
     }
-    // Of numbers that are 0, subnormal or infinite the exponent is left alone.
-    uint32_t exponent = Cx::f32_to_bits(largest) >> 23;
-    if (exponent == 0 || exponent >= 254) exponent = 127;
-    const float inverse = Cx::bits_to_f32((254 - exponent) << 23);
+    const power_of_two power = power_near<Cx>(largest);
     sum = 0.0f;
     KVRT_UNROLL
-    for (uint32_t i = 0; i < each; ++i) {
-        const uint32_t channel = Cx::lane() + i * warp_lanes;
-        if (channel >= dim) continue;
-        const uint16_t bits = to_half_width<Cx>(query[i] * inverse, tiles::query_type);
+    for (uint32_t i = 0; i < lane_channels; ++i) {
+        if (first >= dim) continue;
+        const uint16_t bits = to_half_width<Cx>(query[i] * power.inverse, tiles::query_type);
         sum += tiles::query_type == number::f16 ? Cx::f16_to_f32(bits) : Cx::bf16_to_f32(bits);
-        Cx::store(to + tiles::column_of(call.place.keys, channel) * 2, bits);
+        Cx::store(to + tiles::column_of(call.place.keys, first + i) * 2, bits);
     }
     KVRT_UNROLL
     for (uint32_t bits = 1; bits < warp_lanes; bits *= 2) sum += Cx::shuffle_xor(sum, bits);
-    factor = Cx::bits_to_f32(exponent << 23);
+    factor = power.power;
 }
 
 /// Fragments of queries, read from shared memory for every product. `row` is this lane's.

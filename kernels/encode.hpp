@@ -13,12 +13,6 @@
 
 namespace kvrt::kernels {
 
-template <class Cx>
-KVRT_DEVICE float static_scale(const operand_place& operand, uint32_t head) {
-    return operand.scales != nullptr ? Cx::template load_constant<float>(operand.scales + head)
-                                     : 1.0f;
-}
-
 /// Codes of the lane's channels. Changes the row where its basis is another. What is_elaborate is
 /// known to those alone that say `elaborate`.
 template <class Cx, bool elaborate>

@@ -3,39 +3,9 @@
 // format/rotation.hpp (format/affine4.cpp, position_rotation.cpp).
 #pragma once
 
-#include "kernels/row.hpp"
+#include "kernels/turn.hpp"
 
 namespace kvrt::kernels {
-
-inline constexpr uint32_t turning_digit_bits = 8;
-inline constexpr uint32_t turning_digit_values = 1u << turning_digit_bits;
-
-struct turning_factor {
-    float cosine, sine;
-};
-
-/// Of one pair of channels.
-template <class Cx>
-KVRT_DEVICE turning_factor turning_of(const turning_place& turning, uint32_t position,
-                                      uint32_t pair) {
-    const float* table = turning.table + pair;
-    const uint64_t entry = 2 * uint64_t{turning.pairs};
-    const auto entry_of = [&](uint32_t digit) {
-        const float* const at = table + digit * entry;
-        return turning_factor{Cx::template load_constant<float>(at),
-                              Cx::template load_constant<float>(at + turning.pairs)};
-    };
-    turning_factor factor = entry_of(position % turning_digit_values);
-    for (position >>= turning_digit_bits; position != 0; position >>= turning_digit_bits) {
-        table += turning_digit_values * entry;
-        const uint32_t digit = position % turning_digit_values;
-        if (digit == 0) continue;
-        const turning_factor by = entry_of(digit);
-        factor = {factor.cosine * by.cosine - factor.sine * by.sine,
-                  factor.cosine * by.sine + factor.sine * by.cosine};
-    }
-    return factor;
-}
 
 /// What a channel's mean is where the token stands.
 template <class Cx>
@@ -74,11 +44,12 @@ KVRT_DEVICE void level_channels(const operand_place& operand, uint32_t head, uin
     rotate_channels<Cx>(operand.dim, row);
 }
 
+/// The other way round; of a lane that has the channels from `first` on, beside those that have the
+/// others of its row.
 template <class Cx>
 KVRT_DEVICE void unlevel_channels(const operand_place& operand, uint32_t head, uint32_t position,
-                                  float (&row)[lane_channels]) {
+                                  uint32_t first, float (&row)[lane_channels]) {
     rotate_channels<Cx>(operand.dim, row);
-    const uint32_t first = Cx::lane() * lane_channels;
     for (uint32_t i = 0; i < lane_channels && first < operand.dim; ++i) {
         row[i] = row[i] * channel_scale<Cx>(operand, head, first + i) +
                  turned_mean<Cx>(operand, head, position, first + i);

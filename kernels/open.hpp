@@ -10,7 +10,6 @@
 namespace kvrt::kernels {
 
 inline constexpr uint32_t open_threads = 128;
-inline constexpr uint32_t open_shared_bytes = open_threads / warp_lanes * warp_record_bytes;
 
 /// A slot of a sequence; no_sequence: the tensors' row stays as it is.
 struct row_source {
@@ -20,7 +19,7 @@ struct row_source {
 };
 
 /// Rows [0, rows) of keys, [rows, kv_heads, key dim], and values. Launch with open_blocks(...)
-/// blocks of open_threads threads and open_shared_bytes.
+/// blocks of open_threads threads.
 struct open_parameters {
     const std::byte* arena = nullptr;
     block_place place;
@@ -65,7 +64,7 @@ KVRT_DEVICE void open_rows(const open_parameters& call) {
                         << call.tables.shift;
     float row[lane_channels] = {};
     load_row<Cx>(operand, block_at(call.arena, id), from.slot % call.place.block_tokens, head,
-                 from.position, row, Cx::shared() + Cx::warp() * warp_record_bytes);
+                 from.position, row);
     if (operand.rotated && !call.stored_basis) rotate_channels<Cx>(operand.dim, row);
 
     const tensor_place& tensor = value ? call.values : call.keys;

@@ -1,6 +1,6 @@
-// Records in a warp's shared memory: their shape by coding, codes packed and unpacked, and the way
-// between there and a block, where their words may lie side by side with those of other slots, or
-// with each group's metadata in front (format/format.hpp).
+// Records in a warp's shared memory: their shape by coding, codes packed, and the way from there to
+// a block, where their words may lie side by side with those of other slots, or with each group's
+// metadata in front (format/format.hpp).
 #pragma once
 
 #include "kernels/row.hpp"
@@ -63,6 +63,12 @@ KVRT_BOTH constexpr record_shape shape_of(coding codes) {
         default:
             return {8, 0, 0};
     }
+}
+
+template <class Cx>
+KVRT_DEVICE float static_scale(const operand_place& operand, uint32_t head) {
+    return operand.scales != nullptr ? Cx::template load_constant<float>(operand.scales + head)
+                                     : 1.0f;
 }
 
 template <class Cx>
@@ -145,37 +151,7 @@ KVRT_DEVICE void make_record(const record_shape& shape, uint32_t dim,
     Cx::warp_barrier();
 }
 
-/// A channel's code.
-template <class Cx>
-KVRT_DEVICE uint32_t code_at(const record_shape& shape, uint32_t dim, const std::byte* record,
-                             uint32_t channel) {
-    if (shape.code_bits == 8) return byte_at<Cx>(record + channel);
-    const uint32_t share = shape.code_bits == 4 ? 2 : 4, width = 8 / share;
-    const uint32_t first = channel / shape.group_of(dim) * shape.group_of(dim);
-    const uint32_t left = dim - first;
-    const uint32_t part = (left < shape.group_of(dim) ? left : shape.group_of(dim)) / share;
-    const uint32_t i = channel - first;
-    uint32_t code =
-        byte_at<Cx>(record + first / share + i % part) >> (i / part * width) & ((1u << width) - 1);
-    if (shape.code_bits == 3) {
-        const uint32_t eighth = dim / 8;
-        code |= (byte_at<Cx>(record + dim / 4 + channel % eighth) >> (channel / eighth) & 1u) << 2;
-    }
-    return code;
-}
-
-/// The metadata of a channel's group.
-template <class Cx>
-KVRT_DEVICE uint32_t meta_at(const record_shape& shape, uint32_t dim, const std::byte* record,
-                             uint32_t channel) {
-    const std::byte* const at =
-        record + shape.code_bytes(dim) + channel / shape.group_of(dim) * shape.meta_bytes;
-    uint32_t meta = 0;
-    for (uint32_t k = 0; k < shape.meta_bytes; ++k) meta |= byte_at<Cx>(at + k) << (8 * k);
-    return meta;
-}
-
-// ---- Between shared memory and blocks ---------------------------------------------------------
+// ---- From shared memory to blocks -------------------------------------------------------------
 
 /// Where pair `pair` of a row in its foreign form lies in the record, in bytes.
 KVRT_BOTH constexpr uint32_t foreign_pair(const record_shape& shape, uint32_t dim, uint32_t pair) {
@@ -206,23 +182,6 @@ KVRT_DEVICE void put_record(const operand_place& operand, const std::byte* recor
         if (kept < 4) bits &= (1u << (8 * kept)) - 1;
         Cx::store(target + word * operand.word_stride, bits);
     }
-}
-
-/// The row at `source` as a record, complete for all lanes.
-template <class Cx>
-KVRT_DEVICE void take_record(const operand_place& operand, const std::byte* source,
-                             std::byte* record) {
-    const record_shape shape = shape_of(operand.codes);
-    for (uint32_t word = Cx::lane(); word < operand.words; word += warp_lanes) {
-        const std::byte* const from = source + word * operand.word_stride;
-        if (operand.inline_form) {
-            Cx::store(record + foreign_pair(shape, operand.dim, word),
-                      Cx::template load_constant<uint16_t>(from));
-        } else {
-            Cx::store(record + word * 4, Cx::template load_constant<uint32_t>(from));
-        }
-    }
-    Cx::warp_barrier();
 }
 
 }  // namespace kvrt::kernels

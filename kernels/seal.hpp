@@ -11,6 +11,7 @@
 #pragma once
 
 #include "kernels/decode.hpp"
+#include "kernels/encode.hpp"
 #include "kernels/seal_kivi.hpp"
 #include "kernels/seal_kvarn.hpp"
 
@@ -75,12 +76,11 @@ KVRT_DEVICE uint32_t recode_rows(const operand_place& from, const operand_place&
     uint32_t saturated = 0;
     for (uint32_t slot = Cx::warp(); slot < item.slots; slot += seal_threads / warp_lanes) {
         float row[lane_channels] = {};
-        load_row<Cx>(from, source, slot, head, 0, row, record);
-        Cx::warp_barrier();  // the record is used again, here and below
+        load_row<Cx>(from, source, slot, head, 0, row);
         const uint32_t beyond =
             store_row<Cx, true>(to, head, 0, row, target + to.at(slot, head, 0), record);
         if (slot >= item.coded) saturated += beyond;
-        Cx::warp_barrier();
+        Cx::warp_barrier();  // the record is used again
     }
     return saturated;
 }

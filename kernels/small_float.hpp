@@ -51,13 +51,11 @@ KVRT_DEVICE uint32_t f32_to_e2m1(float value) {
 
 template <class Cx>
 KVRT_DEVICE float e4m3_to_f32(uint32_t code) {
-    const uint32_t sign = (code & 0x80u) << 24, magnitude = code & 0x7fu;
-    if (magnitude == 0x7fu) return Cx::bits_to_f32(sign | 0x7fc00000u);
-    if (magnitude < 8) {
-        const float small = static_cast<float>(magnitude) * 0x1p-9f;
-        return Cx::bits_to_f32(sign | Cx::f32_to_bits(small));
-    }
-    return Cx::bits_to_f32(sign | ((magnitude << 20) + (120u << 23)));
+    const uint32_t sign = (code & 0x80u) << 24;
+    if ((code & 0x7fu) == 0x7fu) return Cx::bits_to_f32(sign | 0x7fc00000u);
+    // The same exponent and mantissa stand for 2^-8 of it in f16.
+    const uint32_t half = sign >> 16 | (code & 0x7fu) << 7;
+    return Cx::f16_to_f32(static_cast<uint16_t>(half)) * 256.0f;
 }
 
 template <class Cx>

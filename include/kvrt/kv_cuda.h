@@ -16,18 +16,18 @@
  * What this version does there: blocks, tables, forks and their copies, truncation, windows,
  * elastic memory, export to the host's own kernels (kv_tables.base is a device address; scales are
  * the host's), and kv_write and kv_attend, whose tensors and log_sum_exp are in device memory then:
- * for the formats, layouts and numbers of rows that docs/device.md names, with plugins that have
- * kernels for the device; others are UNSUPPORTED, or LIMIT. Both may be captured. Formats that are
- * sealed and demotion need such a plugin, too; kv_layer_stats counts what the device had done when
- * a step last began or was reserved, and has a recoding_error of NaN where rows were coded again.
- * pressure_percent demotes when a step is reserved, and is reported with that one.
+ * for the formats that docs/device.md names, with plugins that have kernels for the device; others
+ * are UNSUPPORTED. Both may be captured (LIMIT: the step has more than one launch takes). Formats
+ * that are sealed and demotion need such a plugin, too; kv_layer_stats counts what the device had
+ * done when a step last began or was reserved, and has a recoding_error of NaN where rows were coded
+ * again. pressure_percent demotes when a step is reserved, and is reported with that one.
  *
  * Policies and kv_compress: STREAMING, RANDOM, KEY_NORM and TRIATTENTION with statistics that were
  * given, as docs/device.md says; their rounds are enqueued behind the step, on its stream, and
  * blocks return with it. kv_compress outside of steps goes to a stream of the pool's, or that of an
  * open step, which must not be captured then. The first policy takes device memory for positions
  * and scores. Other policies, those of layers that seal, kv_seq_fit_affine, KV_POOL_DEBUG and
- * max_observed_sequences are UNSUPPORTED, and so is kv_attend over layers that seal.
+ * max_observed_sequences are UNSUPPORTED.
  *
  * kv_plan answers as for the CPU, and needs no device. Its metadata_bytes leave out the image of
  * the tables on the device (see kv_cuda_tables), which takes as much there: for each of two steps

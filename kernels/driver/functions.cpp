@@ -6,6 +6,8 @@
 #include "driver/table.hpp"
 #include "kernels/attend_codes.hpp"
 #include "kernels/attend_decode.hpp"
+#include "kernels/attend_opened.hpp"
+#include "kernels/attend_rows.hpp"
 
 namespace kvrt::cuda {
 
@@ -21,6 +23,8 @@ template <number type, uint32_t channels>
 using half = half_tiles<void, type, channels>;
 template <bool key_nibbles, bool value_nibbles, uint32_t channels>
 using codes = code_tiles<void, key_nibbles, value_nibbles, channels>;
+template <uint32_t channels>
+using opened = opened_tiles<void, channels>;
 
 bool in_bytes(const operand_place& operand) {
     return operand.codes == coding::int8_token || operand.codes == coding::fp8_token ||
@@ -44,34 +48,52 @@ bool reads_codes(const block_place& place) {
            place.values.slot_stride == place.values.row_bytes();
 }
 
-template <class tiles>
-attend_function entry(const char* name, bool (*reads)(const block_place&)) {
-    return {{name}, tiles::channels, reads, attend_memory<tiles>::bytes};
+/// All that is stored, with the constants it is stored with.
+bool reads_any(const block_place& place) {
+    const bool levelled = place.keys.codes == coding::affine4;
+    return place.values.codes != coding::affine4 &&
+           (!levelled || place.keys.channel_means != nullptr);
 }
 
-/// By storage, the narrowest first.
-std::array<attend_function, 15> attend_functions() {
+/// Kernels end in the storage's name.
+template <class tiles>
+attend_functions entry(const char* few, const char* many, bool (*reads)(const block_place&)) {
+    return {{few},
+            {many},
+            tiles::channels,
+            tiles::turns,
+            reads,
+            attend_memory<tiles>::bytes,
+            rows_memory<tiles>::bytes};
+}
+#define KVRT_ATTEND_ENTRY(storage, reads, ...) \
+    entry<__VA_ARGS__>("kvrt_attend_decode_" storage, "kvrt_attend_rows_" storage, reads)
+
+/// By storage, the narrowest first; what reads any last.
+std::array<attend_functions, 18> functions_of_attention() {
     constexpr auto f16 = number::f16, bf16 = number::bf16;
     return {
-        entry<half<f16, 64>>("kvrt_attend_decode_f16_64", reads_half<f16>),
-        entry<half<f16, 128>>("kvrt_attend_decode_f16_128", reads_half<f16>),
-        entry<half<f16, 256>>("kvrt_attend_decode_f16_256", reads_half<f16>),
-        entry<half<bf16, 64>>("kvrt_attend_decode_bf16_64", reads_half<bf16>),
-        entry<half<bf16, 128>>("kvrt_attend_decode_bf16_128", reads_half<bf16>),
-        entry<half<bf16, 256>>("kvrt_attend_decode_bf16_256", reads_half<bf16>),
-        entry<codes<false, false, 64>>("kvrt_attend_decode_bytes_64", reads_codes<false, false>),
-        entry<codes<false, false, 128>>("kvrt_attend_decode_bytes_128", reads_codes<false, false>),
-        entry<codes<false, false, 256>>("kvrt_attend_decode_bytes_256", reads_codes<false, false>),
-        entry<codes<true, true, 64>>("kvrt_attend_decode_nibbles_64", reads_codes<true, true>),
-        entry<codes<true, true, 128>>("kvrt_attend_decode_nibbles_128", reads_codes<true, true>),
-        entry<codes<true, true, 256>>("kvrt_attend_decode_nibbles_256", reads_codes<true, true>),
-        entry<codes<false, true, 64>>("kvrt_attend_decode_bytes_nibbles_64",
-                                      reads_codes<false, true>),
-        entry<codes<false, true, 128>>("kvrt_attend_decode_bytes_nibbles_128",
-                                       reads_codes<false, true>),
-        entry<codes<false, true, 256>>("kvrt_attend_decode_bytes_nibbles_256",
-                                       reads_codes<false, true>)};
+        KVRT_ATTEND_ENTRY("f16_64", reads_half<f16>, half<f16, 64>),
+        KVRT_ATTEND_ENTRY("f16_128", reads_half<f16>, half<f16, 128>),
+        KVRT_ATTEND_ENTRY("f16_256", reads_half<f16>, half<f16, 256>),
+        KVRT_ATTEND_ENTRY("bf16_64", reads_half<bf16>, half<bf16, 64>),
+        KVRT_ATTEND_ENTRY("bf16_128", reads_half<bf16>, half<bf16, 128>),
+        KVRT_ATTEND_ENTRY("bf16_256", reads_half<bf16>, half<bf16, 256>),
+        KVRT_ATTEND_ENTRY("bytes_64", (reads_codes<false, false>), codes<false, false, 64>),
+        KVRT_ATTEND_ENTRY("bytes_128", (reads_codes<false, false>), codes<false, false, 128>),
+        KVRT_ATTEND_ENTRY("bytes_256", (reads_codes<false, false>), codes<false, false, 256>),
+        KVRT_ATTEND_ENTRY("nibbles_64", (reads_codes<true, true>), codes<true, true, 64>),
+        KVRT_ATTEND_ENTRY("nibbles_128", (reads_codes<true, true>), codes<true, true, 128>),
+        KVRT_ATTEND_ENTRY("nibbles_256", (reads_codes<true, true>), codes<true, true, 256>),
+        KVRT_ATTEND_ENTRY("bytes_nibbles_64", (reads_codes<false, true>), codes<false, true, 64>),
+        KVRT_ATTEND_ENTRY("bytes_nibbles_128", (reads_codes<false, true>), codes<false, true, 128>),
+        KVRT_ATTEND_ENTRY("bytes_nibbles_256", (reads_codes<false, true>), codes<false, true, 256>),
+        KVRT_ATTEND_ENTRY("opened_64", reads_any, opened<64>),
+        KVRT_ATTEND_ENTRY("opened_128", reads_any, opened<128>),
+        KVRT_ATTEND_ENTRY("opened_256", reads_any, opened<256>),
+    };
 }
+#undef KVRT_ATTEND_ENTRY
 
 }  // namespace
 
@@ -88,6 +110,7 @@ const kernel_images& find_images() {
 kernel_functions::kernel_functions()
     : spread_{spread_kernel},
       seal_{"kvrt_seal_blocks"},
+      share_{"kvrt_share_plans"},
       join_{"kvrt_attend_join"},
       write_{kernel_function{"kvrt_write_f32"},
              kernel_function{"kvrt_write_f16"},
@@ -95,7 +118,7 @@ kernel_functions::kernel_functions()
              kernel_function{"kvrt_write_elaborate_f32"},
              kernel_function{"kvrt_write_elaborate_f16"},
              kernel_function{"kvrt_write_elaborate_bf16"}},
-      attend_(attend_functions()) {}
+      attend_(functions_of_attention()) {}
 
 kernel_functions::~kernel_functions() {
     if (device_ == nullptr) return;
@@ -133,9 +156,13 @@ status kernel_functions::load(device_context& device) {
     }
     KVRT_TRY(find(spread_));
     KVRT_TRY(find(seal_));
+    KVRT_TRY(find(share_));
     KVRT_TRY(find(join_));
     for (kernel_function& each : write_) KVRT_TRY(find(each));
-    for (attend_function& each : attend_) KVRT_TRY(find(each.function));
+    for (attend_functions& each : attend_) {
+        KVRT_TRY(find(each.few));
+        KVRT_TRY(find(each.many));
+    }
     reason_[0] = '\0';
     return KV_OK;
 }
@@ -157,12 +184,10 @@ status kernel_functions::state() const {
     return fail(KV_UNSUPPORTED, "KV_DEVICE_CUDA has no kernels: {}", reason_);
 }
 
-attend_function* kernel_functions::attend(const block_place& place) {
-    // Nothing turns queries and outputs for rows in another basis.
-    if (place.keys.rotated || place.values.rotated) return nullptr;
+attend_functions* kernel_functions::attend(const block_place& place, bool turns) {
     const uint32_t dim = place.keys.dim > place.values.dim ? place.keys.dim : place.values.dim;
-    for (attend_function& each : attend_) {
-        if (each.channels >= dim && each.reads(place)) return &each;
+    for (attend_functions& each : attend_) {
+        if (each.channels >= dim && each.turns >= turns && each.reads(place)) return &each;
     }
     return nullptr;
 }

@@ -17,12 +17,14 @@ struct kernel_function {
     uint32_t shared_bytes = 48u << 10;
 };
 
-/// One of attend_decode.hpp: of rows stored so, with up to so many channels.
-struct attend_function {
-    kernel_function function;
+/// Those of attend_decode.hpp and attend_rows.hpp for rows stored so, with up to so many channels.
+struct attend_functions {
+    kernel_function few, many;
     uint32_t channels = 0;
+    bool turns = false;
     bool (*reads)(const kernels::block_place& place) = nullptr;
-    uint32_t (*shared_bytes)(const kernels::block_place& place) = nullptr;
+    uint32_t (*few_bytes)(const kernels::block_place& place) = nullptr;  ///< of shared memory
+    uint32_t (*many_bytes)(const kernels::block_place& place) = nullptr;
 };
 
 class kernel_functions {
@@ -41,13 +43,14 @@ class kernel_functions {
     status state() const;
 
     kernel_function& spread() { return spread_; }
+    kernel_function& share() { return share_; }
     kernel_function& write(kernels::number input, kernels::coding keys) {
         return write_[(kernels::is_elaborate(keys) ? 3 : 0) + static_cast<uint32_t>(input) - 1];
     }
     kernel_function& seal() { return seal_; }
     kernel_function& join() { return join_; }
-    /// Null where no kernel reads such blocks.
-    attend_function* attend(const kernels::block_place& place);
+    /// Null where no kernel reads such blocks. `turns`: it is to turn keys by their slots.
+    attend_functions* attend(const kernels::block_place& place, bool turns);
 
     /// Parameters are one struct, by value. Blocks are of one dimension.
     status launch(kernel_function& function, uint32_t blocks, uint32_t threads,
@@ -61,9 +64,9 @@ class kernel_functions {
     std::array<module_handle, most_images> modules_ = {};
     uint32_t module_count_ = 0;
     char reason_[160] = "the device is not open";
-    kernel_function spread_, seal_, join_;
+    kernel_function spread_, seal_, share_, join_;
     std::array<kernel_function, 6> write_;
-    std::array<attend_function, 15> attend_;
+    std::array<attend_functions, 18> attend_;
 };
 
 }  // namespace kvrt::cuda

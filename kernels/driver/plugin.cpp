@@ -4,13 +4,13 @@
 #include <new>
 
 #include "driver/arena.hpp"
+#include "driver/attend_plan.hpp"
 #include "driver/buffer.hpp"
 #include "driver/counters.hpp"
 #include "driver/description.hpp"
 #include "driver/rounds.hpp"
 #include "driver/table.hpp"
 #include "driver/verbs.hpp"
-#include "kernels/attend.hpp"
 
 using namespace kvrt;
 using namespace kvrt::cuda;
@@ -121,6 +121,13 @@ kv_status upload_table(kvrt_device* device, uint64_t step) {
     const stream_handle stream = device->fences.stream_of(step);
     if (stream == nullptr) return fail(KV_INTERNAL, "step {} has no stream", step);
     return device->table.upload(device->staging, stream);
+}
+
+kv_status share_plans(kvrt_device* device, uint64_t step, const kvrt_share_plans* call) {
+    KVRT_TRY(device->functions.state());
+    const stream_handle stream = device->fences.stream_of(step);
+    if (stream == nullptr) return fail(KV_INTERNAL, "step {} has no stream", step);
+    return launch_share(device->functions, stream, device->table.address(), *call);
 }
 
 kv_status create_workspace(kvrt_device* device, uint64_t bytes, void** out_address) {
@@ -236,9 +243,13 @@ const kvrt_plugin plugin = {
     .create_table = create_table,
     .write_table = [](kvrt_device* device, uint64_t first, const uint32_t* words,
                       uint64_t count) { device->table.write(first, words, count); },
+    .forget_table = [](kvrt_device* device, uint64_t first,
+                       uint64_t count) { device->table.forget(first, count); },
     .upload_table = upload_table,
     .kernels = [](const kvrt_device* device) { return device->functions.state(); },
-    .attend_piece_slots = [](uint32_t slots) { return kernels::attend_piece_slots(slots); },
+    .bound_attention = [](kvrt_attend_bounds* bounds) { bound_attention(*bounds); },
+    .plan_attention = [](kvrt_attend_plan* plan) { plan_attention(*plan); },
+    .share_plans = share_plans,
     .create_workspace = create_workspace,
     .write_rows = write_rows,
     .attend_rows = attend_rows,

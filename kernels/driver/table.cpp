@@ -16,6 +16,13 @@ uint64_t spread_bytes(uint64_t count) {
     return kernels::spread_words_at(count) + count * line_bytes;
 }
 
+/// As memcmp would say, in a few instructions: most of what is written is a whole line.
+bool same_line(const uint32_t* a, const uint32_t* b) {
+    uint32_t different = 0;
+    for (uint32_t i = 0; i < line_words; ++i) different |= a[i] ^ b[i];
+    return different == 0;
+}
+
 /// How many lines' entries fit in so many bytes.
 uint64_t lines_that_fit(uint64_t bytes) {
     uint64_t count = bytes / (line_bytes + sizeof(uint32_t));
@@ -34,6 +41,7 @@ device_table::~device_table() {
 status device_table::create(device_context& device, host_allocator& allocator, uint64_t words,
                             uint32_t filler, function_handle spread) {
     device_ = &device;
+    filler_ = filler;
     spread_ = spread;
     const uint64_t lines = ceil_divide<uint64_t>(words, line_words);
     if (lines > 0xffffffffu) {
@@ -59,17 +67,29 @@ void device_table::write(uint64_t first, const uint32_t* words, uint64_t count) 
     for (uint64_t at = first; at < end;) {
         const uint64_t line = at / line_words;
         const uint64_t here = std::min((line + 1) * line_words, end) - at;
-        const uint32_t* source = words + (at - first);
-        if (std::memcmp(image_.data() + at, source, here * sizeof(uint32_t)) != 0) {
-            std::memcpy(image_.data() + at, source, here * sizeof(uint32_t));
-            uint64_t& marks = marks_[line / 64];
-            const uint64_t mark = uint64_t{1} << line % 64;
-            if ((marks & mark) == 0) ++pending_;
-            marks |= mark;
-            groups_[line / 64 / 64] |= uint64_t{1} << line / 64 % 64;
+        const uint32_t* const source = words + (at - first);
+        uint32_t* const target = image_.data() + at;
+        // A part of a line is written without a look at what is there: it is mostly new, and far
+        // from all that is in the processor's caches.
+        if (here != line_words || !same_line(target, source)) {
+            std::memcpy(target, source, here * sizeof(uint32_t));
+            mark(line);
         }
         at += here;
     }
+}
+
+void device_table::forget(uint64_t first, uint64_t count) {
+    std::fill_n(image_.data() + first, count, filler_);
+    for (uint64_t line = first / line_words; line * line_words < first + count; ++line) mark(line);
+}
+
+void device_table::mark(uint64_t line) {
+    uint64_t& marks = marks_[line / 64];
+    const uint64_t own = uint64_t{1} << line % 64;
+    if ((marks & own) == 0) ++pending_;
+    marks |= own;
+    groups_[line / 64 / 64] |= uint64_t{1} << line / 64 % 64;
 }
 
 /// The first pending line at `from` or behind it.
@@ -126,7 +146,7 @@ status device_table::copy_runs(staging_ring& ring, stream_handle stream) {
         std::memcpy(ring.data() + used * line_bytes, image_.data() + line * line_words, bytes);
         verdict = ring.copy(memory_ + line * line_bytes, used * line_bytes, bytes);
         used += end - line;
-        if (verdict == KV_OK) forget(line, end);
+        for (; verdict == KV_OK && line < end; ++line) unmark(line);
     }
     const status closed = ring.close(used * line_bytes);
     return verdict == KV_OK ? closed : verdict;
@@ -146,7 +166,11 @@ status device_table::spread_lines(staging_ring& ring, stream_handle stream) {
     }
     status verdict = ring.copy(ring.on_device(0), 0, spread_bytes(count));
     if (verdict == KV_OK) verdict = launch_spread(ring, stream, static_cast<uint32_t>(count));
-    if (verdict == KV_OK) forget(0, line == no_line ? marks_.size() * 64 : line);
+    for (uint64_t i = 0; verdict == KV_OK && i < count; ++i) {
+        uint32_t number;
+        std::memcpy(&number, ring.data() + i * sizeof number, sizeof number);
+        unmark(number);
+    }
     const status closed = ring.close(spread_bytes(count));
     return verdict == KV_OK ? closed : verdict;
 }
@@ -163,16 +187,12 @@ status device_table::launch_spread(staging_ring& ring, stream_handle stream, uin
         "cuLaunchKernel (spread_lines)");
 }
 
-/// Lines [first, end) are on their way.
-void device_table::forget(uint64_t first, uint64_t end) {
-    for (uint64_t word = first / 64; word < ceil_divide<uint64_t>(end, 64); ++word) {
-        uint64_t mask = ~uint64_t{0};
-        if (word == first / 64) mask = mask >> first % 64 << first % 64;
-        if (word == end / 64) mask &= (uint64_t{1} << end % 64) - 1;
-        pending_ -= static_cast<uint64_t>(std::popcount(marks_[word] & mask));
-        marks_[word] &= ~mask;
-        if (marks_[word] == 0) groups_[word / 64] &= ~(uint64_t{1} << word % 64);
-    }
+/// The line is on its way.
+void device_table::unmark(uint64_t line) {
+    uint64_t& marks = marks_[line / 64];
+    marks &= ~(uint64_t{1} << line % 64);
+    if (marks == 0) groups_[line / 64 / 64] &= ~(uint64_t{1} << line / 64 % 64);
+    --pending_;
 }
 
 }  // namespace kvrt::cuda

@@ -29,10 +29,14 @@ class device_table {
     status create(device_context& device, host_allocator& allocator, uint64_t words,
                   uint32_t filler, function_handle spread);
 
-    /// What the device shall have from the next upload on. Costs nothing where it has it already.
+    /// What the device shall have from the next upload on. Costs nothing where it has a whole line
+    /// of it already.
     void write(uint64_t first, const uint32_t* words, uint64_t count);
     void write(uint64_t index, uint32_t word) { write(index, &word, 1); }
     uint32_t read(uint64_t index) const { return image_[index]; }
+    /// Something else may have written to [first, first + count): all become filler, with the next
+    /// upload on the device too. `first` begins a line.
+    void forget(uint64_t first, uint64_t count);
 
     /// Lines that the device does not have yet.
     uint64_t pending_lines() const { return pending_; }
@@ -47,12 +51,14 @@ class device_table {
   private:
     uint64_t find_line(uint64_t from) const;
     uint32_t runs_up_to(uint32_t most) const;
-    void forget(uint64_t first, uint64_t end);
+    void mark(uint64_t line);
+    void unmark(uint64_t line);
     status copy_runs(staging_ring& ring, stream_handle stream);
     status spread_lines(staging_ring& ring, stream_handle stream);
     status launch_spread(staging_ring& ring, stream_handle stream, uint32_t count);
 
     device_context* device_ = nullptr;
+    uint32_t filler_ = 0;
     function_handle spread_ = nullptr;
     device_pointer memory_ = 0;
     host_array<uint32_t> image_;   ///< whole lines

@@ -10,6 +10,9 @@ namespace kvrt::cuda {
 status describe_lane(const kvrt_lane& lane, const char* verb, kernels::block_place& place);
 
 kernels::position_place positions_of(const kvrt_positions& positions);
+/// `table`: the words that the call is about.
+status launch_share(kernel_functions& functions, stream_handle stream, device_pointer table,
+                    const kvrt_share_plans& plans);
 
 status launch_write(kernel_functions& functions, stream_handle stream, const kvrt_write_rows& rows);
 

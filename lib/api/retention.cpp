@@ -38,7 +38,7 @@ status compress(kv_pool& pool, sequence& target, const kv_compress_options* opti
     if (local.policy != nullptr) {
         KVRT_TRY(adopt(local.policy, policy_flags, "options.policy (kv_policy)", policy));
         KVRT_TRY(check_policy(pool.store, policy));
-        if (pool.store.on_device()) KVRT_TRY(check_policy_on_device(pool.steps, policy));
+        if (pool.store.on_device()) KVRT_TRY(prepare_policy_on_device(pool.steps, policy));
     } else if (!target.has_policy) {
         return fail(KV_INVALID,
                     "the sequence has no policy: give one in options or with kv_seq_set_policy");

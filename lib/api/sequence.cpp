@@ -10,7 +10,7 @@ namespace {
 status adopt_policy(kv_pool& pool, const kv_policy* policy, kv_policy& local) {
     KVRT_TRY(adopt(policy, policy_flags, "policy (kv_policy)", local));
     KVRT_TRY(check_policy(pool.store, local));
-    return pool.store.on_device() ? check_policy_on_device(pool.steps, local) : KV_OK;
+    return pool.store.on_device() ? prepare_policy_on_device(pool.steps, local) : KV_OK;
 }
 
 /// Gives a sequence a policy, or none.

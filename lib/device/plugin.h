@@ -109,27 +109,77 @@ typedef struct kvrt_seal_blocks {
     uint64_t* saturated_values;
 } kvrt_seal_blocks;
 
-/* What the lists of an attention are made of, by words: attend_sequence and attend_piece of
- * kernels/attend.hpp. */
+/* How rows look at a lane: which layers do so alike shares a plan. */
+typedef struct kvrt_attend_view {
+    uint32_t group; /* query heads of a KV head */
+    uint32_t window, window_sinks;
+    uint32_t seals; /* first slots may lie in sealed blocks, which are launched apart */
+} kvrt_attend_view;
+
+/* What the lists of an attention are made of, by words: attend_sequence, attend_piece and
+ * rows_piece of kernels/. */
 typedef struct kvrt_attend_sequence {
     uint32_t table, first_row, rows, slots, explicit_slots, next_position;
     int32_t window_first;
-    uint32_t first_partial, pieces, unused[3];
+    uint32_t first_partial, pieces;
+    uint32_t sealed_slots; /* of whole blocks; kernels do not ask */
+    uint32_t unused[2];
 } kvrt_attend_sequence;
 typedef struct kvrt_attend_piece {
     uint32_t sequence, first_slot, end_slot, partial;
 } kvrt_attend_piece;
+typedef struct kvrt_rows_piece {
+    uint32_t sequence, first_vector, vectors, first_slot, end_slot, partial;
+} kvrt_rows_piece;
 
-/* Rows of a step over a lane. A launch that is captured has a grid for captured_pieces, any other
- * for those of the step: which pieces there are is in the table. */
+/* Parts of the lists that are launched together. What is [2] is of blocks as they are written, then
+ * of sealed ones. */
+typedef struct kvrt_attend_wave {
+    uint32_t first_sequence, sequences;
+    uint32_t first_piece[2], pieces[2];
+    uint32_t first_row_piece[2], row_pieces[2];
+    uint32_t joined_rows; /* most of a sequence with partial results; 0: nothing is joined */
+} kvrt_attend_wave;
+
+/* The most that a step of so many items, rows, rows of an item and slots is cut into. */
+typedef struct kvrt_attend_bounds {
+    kvrt_attend_view view;
+    uint32_t items, rows, item_rows, slots;
+    uint32_t sequences, pieces, row_pieces, joined_rows; /* out: entries of each list */
+    uint32_t piece_slots, unused;                        /* out: of the smallest piece */
+    uint64_t partials;                                   /* out: partial results of a sequence */
+} kvrt_attend_bounds;
+
+/* A step's items are listed as sequences, and cut into pieces, in waves whose partial results
+ * most_partials has room for: at least that of the bounds. By an item's own rows and slots alone.
+ */
+typedef struct kvrt_attend_plan {
+    kvrt_attend_view view;
+    const kvrt_attend_sequence* items; /* but for first_partial and pieces */
+    uint32_t item_count, unused;
+    uint64_t most_partials;
+    kvrt_attend_sequence* sequences; /* out, all with room for what bounds say */
+    kvrt_attend_piece* pieces[2];
+    kvrt_rows_piece* row_pieces[2];
+    kvrt_attend_wave* waves; /* [as sequences] */
+    uint32_t sequence_count, piece_count[2], row_piece_count[2], wave_count;
+} kvrt_attend_plan;
+
+/* Rows of a step over a lane. A launch that is captured has grids for any step within `bounds`, but
+ * for most_pieces at most, and LIMIT is returned where this one does not fit them, or takes more
+ * than one wave; any other has grids for what the step has. The lists are in the table. */
 typedef struct kvrt_attend_rows {
     const kvrt_lane* lane;
+    const kvrt_lane* sealed; /* NULL: the lane does not seal */
     const uint32_t* block_table;
     uint64_t block_table_stride;
-    const kvrt_attend_sequence* sequences; /* [sequence_count] */
-    const kvrt_attend_piece* pieces;       /* [captured_pieces] */
-    uint32_t sequence_count, piece_count, captured_pieces, most_rows;
-    uint64_t most_partials; /* that the workspace is used for */
+    const kvrt_attend_sequence* sequences;
+    const kvrt_attend_piece* pieces[2];
+    const kvrt_rows_piece* row_pieces[2];
+    const kvrt_attend_wave* waves; /* of the host */
+    uint32_t wave_count, most_pieces;
+    kvrt_attend_bounds bounds;
+    uint64_t most_partials; /* that the workspace is used for; even */
     void* workspace;
     kvrt_device_tensor queries, out;
     float* log_sum_exp; /* or NULL */
@@ -138,7 +188,11 @@ typedef struct kvrt_attend_rows {
     const float* sink_logits; /* of the device: [query_heads], or NULL; slopes too */
     const float* alibi_slopes;
     uint32_t window, window_sinks;
-    uint32_t captured, unused; /* out: it was captured, instead of enqueued */
+    uint32_t turned_pairs, turned_interleaved; /* by slots; 0: keys come rotated */
+    float turning_gain;
+    uint32_t unused;
+    const float* turning_table;    /* of the device: [4][256][cosines, sines][turned_pairs] */
+    uint32_t captured, unused_end; /* out: it was captured, instead of enqueued */
 } kvrt_attend_rows;
 
 #define KVRT_MOST_POSITIONS 16u
@@ -200,6 +254,25 @@ typedef struct kvrt_round {
     const float* means[3]; /* of the device: real, imaginary parts, magnitudes */
 } kvrt_round;
 
+/* Of a table, in lines of 64 bytes: `lines` of them from `source` on become those from `target` on
+ * too. */
+typedef struct kvrt_plan_copy {
+    uint32_t source, target, lines, unused;
+} kvrt_plan_copy;
+
+/* Where a lane's rows go: [rows] places of 64 bits from the line `mapping` on, of targets as those
+ * of kvrt_write_rows from one line on, and of the lane's block table. */
+typedef struct kvrt_lane_mapping {
+    uint32_t targets, mapping, block_table, unused;
+} kvrt_lane_mapping;
+
+typedef struct kvrt_share_plans {
+    uint64_t copies, mappings; /* words of the table where these lists are */
+    uint32_t copy_count, most_lines;
+    uint32_t lanes, rows;
+    uint32_t block_table_stride, block_tokens;
+} kvrt_share_plans;
+
 typedef struct kvrt_plugin {
     uint32_t struct_size;
     uint32_t version; /* KVRT_PLUGIN_VERSION */
@@ -240,12 +313,17 @@ typedef struct kvrt_plugin {
     kv_status (*create_table)(kvrt_device* device, uint64_t words, uint64_t staging_bytes,
                               void** out_address);
     void (*write_table)(kvrt_device* device, uint64_t first, const uint32_t* words, uint64_t count);
+    /* The device may have other words there than the image: all become -1 with the next upload. */
+    void (*forget_table)(kvrt_device* device, uint64_t first, uint64_t count);
     kv_status (*upload_table)(kvrt_device* device, uint64_t step);
 
     /* Kernels: UNSUPPORTED says why there are none, and so do the verbs. */
     kv_status (*kernels)(const kvrt_device* device);
-    /* Slots of a piece of a sequence of so many. */
-    uint32_t (*attend_piece_slots)(uint32_t slots);
+    void (*bound_attention)(kvrt_attend_bounds* bounds);
+    void (*plan_attention)(kvrt_attend_plan* plan);
+    /* Copies within the table, and slot mappings, enqueued for an open step: none of the words that
+     * are written is read. */
+    kv_status (*share_plans)(kvrt_device* device, uint64_t step, const kvrt_share_plans* call);
     /* Memory for partial results; once per device. */
     kv_status (*create_workspace)(kvrt_device* device, uint64_t bytes, void** out_address);
     /* Enqueued for an open step, also while its stream is captured. UNSUPPORTED: no kernel reads or

@@ -58,11 +58,18 @@ class plugin_device final : public device_memory, public step_clock {
     void write_table(uint64_t first, const uint32_t* words, uint64_t count) {
         plugin_->write_table(device_, first, words, count);
     }
+    void forget_table(uint64_t first, uint64_t count) {
+        plugin_->forget_table(device_, first, count);
+    }
     status upload_table(uint64_t step);
 
     /// UNSUPPORTED, with the reason, where the plugin has no kernels for this device.
     status kernels() const { return told(plugin_->kernels(device_)); }
-    uint32_t attend_piece_slots(uint32_t slots) const { return plugin_->attend_piece_slots(slots); }
+    void bound_attention(kvrt_attend_bounds& bounds) const { plugin_->bound_attention(&bounds); }
+    void plan_attention(kvrt_attend_plan& plan) const { plugin_->plan_attention(&plan); }
+    status share_plans(uint64_t step, const kvrt_share_plans& call) {
+        return told(plugin_->share_plans(device_, step, &call));
+    }
     status create_workspace(uint64_t bytes, std::byte** out_address);
     status write_rows(uint64_t step, const kvrt_write_rows& call) {
         return told(plugin_->write_rows(device_, step, &call));

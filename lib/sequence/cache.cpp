@@ -222,6 +222,7 @@ status truncate_sequence(cache& store, sequence& target, uint64_t tokens_seen) {
         state.opened_slots = std::min(state.opened_slots, keep - std::min(keep, open_from));
         shrink_table(store, target, lane, store.model.blocks_for(keep), returned);
     }
+    ++target.table_changes;  // lanes may have lost different numbers of slots, and no block
     target.next_position = tokens_seen;
     target.room = 0;
     return KV_OK;

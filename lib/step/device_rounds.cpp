@@ -199,8 +199,8 @@ status read_positions(step_context& context, const sequence& owner, uint32_t lan
     return verdict < 0 ? verdict : ended;
 }
 
-status check_policy_on_device(step_context& context, const kv_policy& policy) {
-    cache& store = *context.store;
+status check_policy_on_device(const step_context& context, const kv_policy& policy) {
+    const cache& store = *context.store;
     const auto refuse = [](const char* what) {
         return fail(KV_UNSUPPORTED,
                     "policy: {}: not on KV_DEVICE_CUDA in this version (see kv_cuda.h)", what);
@@ -227,15 +227,20 @@ status check_policy_on_device(step_context& context, const kv_policy& policy) {
         if (lane.seals) return refuse("a layer whose blocks are sealed");
         KVRT_TRY(store.device.check_round(context.verbs.lanes[i], policy.scorer));
     }
-    KVRT_TRY(context.rounds.prepare(context));
     for (const layer_geometry& layer : store.model.layers) {
         if (selection != KV_SELECT_PER_LAYER || !layer.stores) continue;
+        const kvrt_lane& first = context.verbs.lanes[layer.first_lane];
         for (uint32_t lane = layer.first_lane; lane < layer.end_lane(); ++lane) {
-            if (context.rounds.kind_of[lane] == context.rounds.kind_of[layer.first_lane]) continue;
+            if (std::memcmp(&first, &context.verbs.lanes[lane], sizeof first) == 0) continue;
             return refuse("selection PER_LAYER over lanes by head with scales of their own");
         }
     }
     return KV_OK;
+}
+
+status prepare_policy_on_device(step_context& context, const kv_policy& policy) {
+    KVRT_TRY(check_policy_on_device(context, policy));
+    return context.rounds.prepare(context);
 }
 
 }  // namespace kvrt

@@ -69,6 +69,8 @@ status read_positions(step_context& context, const sequence& owner, uint32_t lan
                       uint64_t count, uint32_t* positions);
 
 /// UNSUPPORTED, by name, what rounds on a device do not do; of a policy that check_policy likes.
-status check_policy_on_device(step_context& context, const kv_policy& policy);
+status check_policy_on_device(const step_context& context, const kv_policy& policy);
+/// And what its rounds work in is there.
+status prepare_policy_on_device(step_context& context, const kv_policy& policy);
 
 }  // namespace kvrt

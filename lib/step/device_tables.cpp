@@ -27,8 +27,9 @@ status device_tables::create(step_context& context, uint32_t places) {
     lane_words = round_up<uint64_t>(items, line_words) +
                  round_up<uint64_t>(2 * uint64_t{tokens}, line_words) + uint64_t{items} * stride;
     place_words = first_lane + lanes * lane_words;
-    uint64_t words = 0;
-    KVRT_TRY(context.verbs.measure(context, places, places * place_words, words));
+    uint64_t words = places * place_words;
+    KVRT_TRY(shares.create(context, places, words));
+    KVRT_TRY(context.verbs.measure(context, places, words, words));
     context.rounds.measure(context, words);
     KVRT_TRY(context.seals.measure(context, words));
     host_allocator& allocator = store.allocator;
@@ -36,6 +37,11 @@ status device_tables::create(step_context& context, uint32_t places) {
     KVRT_TRY(work.allocate(allocator, items, "device tables"));
     KVRT_TRY(filled.allocate(allocator, uint64_t{places} * lanes * items, "device tables"));
     KVRT_TRY(planned.allocate(allocator, uint64_t{places} * 2, "device tables"));
+    KVRT_TRY(id_shifts.allocate(allocator, lanes, "device tables"));
+    for (uint32_t lane = 0; lane < lanes; ++lane) {
+        id_shifts[lane] = std::countr_zero(units_per_id(store.blocks, store.model.lanes[lane]));
+    }
+    KVRT_TRY(lengths.allocate(allocator, uint64_t{places} * lanes, "device tables"));
     KVRT_TRY(row_scratch.allocate(
         allocator, std::max<uint64_t>({stride, items + 1, 2 * uint64_t{tokens}}), "device tables"));
     const uint64_t staging = std::clamp(words * sizeof(uint32_t), least_staging, most_staging);
@@ -81,34 +87,48 @@ void device_tables::plan_rows(const step& target) {
     }
 }
 
-void device_tables::plan_blocks(const step& target, uint32_t lane) {
+/// Of an item whose tables have changed.
+void device_tables::plan_blocks(const step& target, uint32_t item_index) {
     const cache& store = *target.context->store;
     plugin_device& device = target.context->store->device;
-    const uint64_t table = parts_of(target.place, lane).block_table;
-    uint32_t* const filled_here = filled.data() + (uint64_t{target.place} * lanes + lane) * items;
+    const step_item& item = target.arrays->items[item_index];
     uint32_t* const words = row_scratch.data();
-    const int shift = std::countr_zero(units_per_id(store.blocks, store.model.lanes[lane]));
-    for (uint32_t i = 0; i < target.item_count; ++i) {
-        if (work[i] == row_work::none) continue;
-        const step_item& item = target.arrays->items[i];
+    for (uint32_t lane = 0; lane < lanes; ++lane) {
         const lane_state& state = item.owner->lanes[lane];
+        const uint64_t table = parts_of(target.place, lane).block_table;
+        const int shift = id_shifts[lane];
+        uint32_t& before = filled[(uint64_t{target.place} * items + item_index) * lanes + lane];
         const uint32_t blocks = store.model.blocks_for(state.slots + item.rows);
-        const uint32_t first = work[i] == row_work::append ? filled_here[i] : 0;
-        const uint32_t end = std::max(blocks, filled_here[i]);
+        const uint32_t first = work[item_index] == row_work::append ? before : 0;
+        const uint32_t end = std::max(blocks, before);
         for (uint32_t b = first; b < blocks; ++b) words[b] = state.table[b] >> shift;
         std::fill(words + blocks, words + end, nothing);
-        device.write_table(table + uint64_t{i} * stride + first, words + first, end - first);
-        filled_here[i] = blocks;
+        device.write_table(table + uint64_t{item_index} * stride + first, words + first,
+                           end - first);
+        before = blocks;
     }
 }
 
-void device_tables::plan_lane(const step& target, uint32_t lane) {
+void device_tables::plan_lengths(const step& target, uint32_t lane) {
+    const uint64_t word = parts_of(target.place, lane).kv_len;
+    plan_part& part = lengths[uint64_t{target.place} * lanes + lane];
+    if (!shares.leads(lane)) {
+        return shares.copy(part, word, parts_of(target.place, shares.leaders[lane]).kv_len, items);
+    }
+    uint32_t* const words = row_scratch.data();
+    for (uint32_t i = 0; i < target.item_count; ++i) {
+        const step_item& item = target.arrays->items[i];
+        words[i] = item.owner->lanes[lane].slots + item.rows;
+    }
+    std::fill(words + target.item_count, words + items, 0);
+    shares.write(target.context->store->device, part, word, words, items);
+}
+
+void device_tables::plan_mapping(const step& target, uint32_t lane) {
     const cache& store = *target.context->store;
-    plugin_device& device = target.context->store->device;
-    const lane_parts at = parts_of(target.place, lane);
     uint32_t* const words = row_scratch.data();
     const uint32_t block_tokens = store.model.block_tokens;
-    const int shift = std::countr_zero(units_per_id(store.blocks, store.model.lanes[lane]));
+    const int shift = id_shifts[lane];
     const int block_shift = std::countr_zero(block_tokens);
     for (uint32_t i = 0; i < target.item_count; ++i) {
         const step_item& item = target.arrays->items[i];
@@ -123,28 +143,29 @@ void device_tables::plan_lane(const step& target, uint32_t lane) {
     }
     const uint32_t row_end = std::max(target.rows, planned[2 * target.place + 1]);
     std::fill(words + 2 * uint64_t{target.rows}, words + 2 * uint64_t{row_end}, nothing);
-    device.write_table(at.slot_mapping, words, 2 * uint64_t{row_end});
-    for (uint32_t i = 0; i < target.item_count; ++i) {
-        const step_item& item = target.arrays->items[i];
-        words[i] = item.owner->lanes[lane].slots + item.rows;
-    }
-    std::fill(words + target.item_count, words + items, 0);
-    device.write_table(at.kv_len, words, items);
+    target.context->store->device.write_table(parts_of(target.place, lane).slot_mapping, words,
+                                              2 * uint64_t{row_end});
 }
 
 status device_tables::plan(const step& target) {
     plan_rows(target);
     plan_items(target);
+    shares.find_leaders(target, work);
+    for (uint32_t i = 0; i < target.item_count; ++i) {
+        if (work[i] != row_work::none) plan_blocks(target, i);
+    }
     for (uint32_t lane = 0; lane < lanes; ++lane) {
-        plan_blocks(target, lane);
-        plan_lane(target, lane);
+        plan_lengths(target, lane);
+        if (!shares.available) plan_mapping(target, lane);
     }
     uint32_t* const last = planned.data() + 2 * target.place;
     last[0] = target.item_count;
     last[1] = target.rows;
     KVRT_TRY(target.context->verbs.plan(target));
     target.context->rounds.write_means(*target.context);
-    return target.context->store->device.upload_table(target.number);
+    shares.list(target);
+    KVRT_TRY(target.context->store->device.upload_table(target.number));
+    return shares.launch(target);
 }
 
 }  // namespace kvrt

@@ -8,10 +8,11 @@
 //     kv_len       [max_step_sequences]     0: no item
 //     slot_mapping [max_step_tokens]        of two words; -1: no row
 //     block_table  [max_step_sequences][stride]
-// Each part begins on a line of the device's uploads.
+// Each part begins on a line of the device's uploads. Lanes whose plan is another's, and slot
+// mappings where the plugin has kernels, are filled on the device (device_shares.hpp).
 #pragma once
 
-#include "sequence/cache.hpp"
+#include "step/device_shares.hpp"
 
 namespace kvrt {
 
@@ -26,9 +27,6 @@ struct device_tables {
         kv_seq handle = 0;
         uint64_t growths = 0, changes = 0;
     };
-    /// What a step has to do about a row.
-    enum class row_work : uint8_t { none, append, all };
-
     /// Where a lane's parts begin, in words, and where they are on the device.
     struct lane_parts {
         uint64_t kv_len = 0, slot_mapping = 0, block_table = 0;
@@ -40,9 +38,12 @@ struct device_tables {
     std::byte* address = nullptr;      ///< of the device
     host_array<row_source> sources;    ///< [places][items]
     host_array<row_work> work;         ///< [items], of the step at hand
-    host_array<uint32_t> filled;       ///< [places][lanes][items]: blocks in the table's row
+    host_array<uint32_t> filled;       ///< [places][items][lanes]: blocks in the table's row
     host_array<uint32_t> planned;      ///< [places][2]: items and rows of the last step there
+    host_array<int> id_shifts;         ///< [lanes]: what ids of the host have more
+    host_array<plan_part> lengths;     ///< [places][lanes]: kv_len
     host_array<uint32_t> row_scratch;  ///< words of a row, or of all rows of a lane
+    device_shares shares;
 
     /// With the plans of the context's verbs behind it.
     status create(step_context& context, uint32_t places);
@@ -60,8 +61,9 @@ struct device_tables {
   private:
     void plan_rows(const step& target);
     void plan_items(const step& target);
-    void plan_blocks(const step& target, uint32_t lane);
-    void plan_lane(const step& target, uint32_t lane);
+    void plan_blocks(const step& target, uint32_t item_index);
+    void plan_lengths(const step& target, uint32_t lane);
+    void plan_mapping(const step& target, uint32_t lane);
 };
 
 /// An exported id counts units of the largest power of two that divides every block's place.

@@ -50,13 +50,6 @@ status check_layer_index(const step& target, uint32_t layer) {
     return fail(KV_INVALID, "layer {} of a model of {} layers", layer, count);
 }
 
-/// The part of a layer's tensor that begins at one of its heads.
-tensor_view from_head(const tensor_view& whole, uint32_t head) {
-    tensor_view part = whole;
-    part.data = whole.at(0, head, 0);
-    return part;
-}
-
 /// The rows of all items over one lane of a layer.
 void fill_attend_items(const step& target, const layer_geometry& layer, uint32_t lane,
                        attend_item* items) {

@@ -13,8 +13,9 @@
 #include "kvrt/kv_cuda.h"
 #include "retention/compact.hpp"
 #include "sequence/cache.hpp"
-#include "step/device_rounds.hpp"
+#include "step/device_attention.hpp"
 #include "step/device_counts.hpp"
+#include "step/device_rounds.hpp"
 #include "step/device_seal.hpp"
 #include "step/device_tables.hpp"
 #include "step/device_verbs.hpp"
@@ -72,6 +73,7 @@ struct step_context {
     device_rounds rounds;  ///< the same
     device_seals seals;
     device_counts counts;
+    device_attention attention;
 };
 
 status create_step_context(cache& store, retention_context& retention, step_context& context);

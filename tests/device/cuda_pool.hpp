@@ -65,12 +65,12 @@ inline kv_pool_config small_config(uint32_t flags = 0) {
     return config;
 }
 
-/// A full layer, and one with a window.
+/// A full layer, and one with a window; so many times.
 struct small_model {
     std::vector<kv_layer> layers;
     kv_model description = KV_INIT(kv_model);
 
-    small_model() {
+    explicit small_model(uint32_t times = 1) {
         kv_layer layer = KV_INIT(kv_layer);
         layer.query_heads = 2;
         layer.kv_heads = 2;
@@ -79,8 +79,9 @@ struct small_model {
         layers.assign(2, layer);
         layers[1].window = 48;
         layers[1].window_sinks = 4;
+        for (uint32_t i = 2; i < 2 * times; ++i) layers.push_back(layers[i - 2]);
         description.layers = layers.data();
-        description.layer_count = 2;
+        description.layer_count = 2 * times;
     }
     small_model(const small_model&) = delete;
     small_model& operator=(const small_model&) = delete;
@@ -90,7 +91,8 @@ struct cuda_pool {
     small_model model;
     kv_pool* handle = nullptr;
 
-    explicit cuda_pool(const kv_pool_config& config) {
+    explicit cuda_pool(const kv_pool_config& config, uint32_t layer_pairs = 1)
+        : model(layer_pairs) {
         const kv_status verdict = kv_pool_create(&config, &model.description, &handle);
         REQUIRE_MESSAGE(verdict == KV_OK, message_buffer());
     }

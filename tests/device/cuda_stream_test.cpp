@@ -11,13 +11,14 @@
 #include <set>
 
 #include "cuda_pool.hpp"
+#include "fake_kernels.hpp"
 
 using namespace kvrt;
 using namespace kvrt::cuda;
 
 namespace {
 
-constexpr uint32_t layers = 2;
+constexpr uint32_t layers = 4;
 
 using block_set = std::set<int64_t>;  ///< of a layer: id * layers + layer
 
@@ -44,7 +45,12 @@ struct kernel_work {
 
 class stream_test {
   public:
-    stream_test(uint32_t seed, uint32_t flags) : random_(seed), pool_(small_config(flags)) {}
+    /// With `kernels`, plans of layers that have the same slots are copied on the device.
+    stream_test(uint32_t seed, uint32_t flags, bool kernels)
+        : random_(seed),
+          images_(kernels ? std::make_unique<with_images>() : nullptr),
+          host_(kernels),
+          pool_(small_config(flags), layers / 2) {}
 
     void run(uint32_t rounds) {
         for (uint32_t round = 0; round < rounds; ++round) {
@@ -66,6 +72,7 @@ class stream_test {
         CHECK(finished_ == ended_);
     }
 
+    uint64_t launches() const { return host_.fake.calls("cuLaunchKernel"); }
     uint64_t copies() const { return host_.fake.calls("cuMemcpyDtoDAsync_v2"); }
     uint64_t reads() const { return reads_; }
     uint64_t refused() const { return refused_; }
@@ -220,8 +227,16 @@ class stream_test {
              }});
     }
 
+    struct host_with_kernels : cuda_host {
+        kernel_faults faults;
+        explicit host_with_kernels(bool kernels) {
+            if (kernels) add_kernels(fake, faults);
+        }
+    };
+
     std::mt19937 random_;
-    cuda_host host_;
+    std::unique_ptr<with_images> images_;
+    host_with_kernels host_;
     cuda_pool pool_;
     uint64_t others_ = host_.fake.physical_bytes() - pool_.memory();  ///< tables, staging
     stream_handle stream_ = host_.stream;
@@ -240,8 +255,10 @@ TEST_CASE("whenever the device runs, every kernel reads what was meant for it") 
         for (uint32_t seed = 1; seed <= 2; ++seed) {
             CAPTURE(flags);
             CAPTURE(seed);
-            stream_test test(seed, flags);
+            const bool kernels = seed == 2;
+            stream_test test(seed, flags, kernels);
             test.run(600);
+            CHECK((test.launches() > 400) == kernels);
             CHECK(test.copies() > 50);
             CHECK(test.reads() > 100000);
         }

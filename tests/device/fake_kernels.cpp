@@ -7,6 +7,10 @@
 #include "kernels/attend_codes.hpp"
 #include "kernels/attend_decode.hpp"
 #include "kernels/attend_join.hpp"
+#include "kernels/attend_opened.hpp"
+#include "kernels/attend_rows.hpp"
+#include "kernels/emulator/context.hpp"
+#include "kernels/share.hpp"
 
 namespace kvrt::cuda {
 
@@ -19,20 +23,30 @@ void write(const write_parameters& call) {
     write_rows<fake_context, input, elaborate>(call);
 }
 template <class tiles>
-void attend(const attend_parameters& call) {
+void attend_few(const attend_parameters& call) {
     attend_pieces<fake_context, tiles>(call);
+}
+template <class tiles>
+void attend_many(const rows_parameters& call) {
+    attend_rows<fake_context, tiles>(call);
 }
 template <number type>
 using half = half_tiles<fake_context, type, 64>;
 template <bool key_nibbles, bool value_nibbles>
 using codes = code_tiles<fake_context, key_nibbles, value_nibbles, 64>;
 
-constexpr const char* not_here[] = {
-    "kvrt_attend_decode_f16_128",           "kvrt_attend_decode_f16_256",
-    "kvrt_attend_decode_bf16_128",          "kvrt_attend_decode_bf16_256",
-    "kvrt_attend_decode_bytes_128",         "kvrt_attend_decode_bytes_256",
-    "kvrt_attend_decode_nibbles_128",       "kvrt_attend_decode_nibbles_256",
-    "kvrt_attend_decode_bytes_nibbles_128", "kvrt_attend_decode_bytes_nibbles_256"};
+/// Both kernels of a storage with up to 64 channels.
+template <class tiles>
+void add_attention(fake_driver& fake, const char* few, const char* many,
+                   const kernel_faults& faults) {
+    add<attend_parameters>(fake, few, attend_few<tiles>, changing(faults.attend));
+    add<rows_parameters>(fake, many, attend_many<tiles>, changing(faults.attend_rows));
+}
+#define KVRT_ADD_ATTENTION(storage, ...)                                  \
+    add_attention<__VA_ARGS__>(fake, "kvrt_attend_decode_" storage "_64", \
+                               "kvrt_attend_rows_" storage "_64", faults)
+
+constexpr const char* storages[] = {"f16", "bf16", "bytes", "nibbles", "bytes_nibbles", "opened"};
 
 constexpr kernel_image images_of_tests[] = {{"tests", "an image"}};
 constexpr kernel_images test_images{images_of_tests, 1};
@@ -47,33 +61,37 @@ void add_kernels(fake_driver& fake, const kernel_faults& faults) {
     add<spread_parameters>(
         fake, spread_kernel, spread_lines<fake_context>,
         [&faults](spread_parameters& call) { return !faults.spread || faults.spread(call); });
+    add<share_parameters>(fake, "kvrt_share_plans", share_plans<fake_context>,
+                          changing(faults.share));
     const auto write_change = changing(faults.write);
-    add<write_parameters>(fake, "kvrt_write_f32", write<number::f32, false>, write_change);
-    add<write_parameters>(fake, "kvrt_write_f16", write<number::f16, false>, write_change);
-    add<write_parameters>(fake, "kvrt_write_bf16", write<number::bf16, false>, write_change);
-    add<write_parameters>(fake, "kvrt_write_elaborate_f32", write<number::f32, true>, write_change);
-    add<write_parameters>(fake, "kvrt_write_elaborate_f16", write<number::f16, true>, write_change);
-    add<write_parameters>(fake, "kvrt_write_elaborate_bf16", write<number::bf16, true>,
-                          write_change);
     add<seal_parameters>(fake, "kvrt_seal_blocks", seal_listed_blocks<fake_context>,
                          changing(faults.seal));
-    const auto attend_change = changing(faults.attend);
-    add<attend_parameters>(fake, "kvrt_attend_decode_f16_64", attend<half<number::f16>>,
-                           attend_change);
-    add<attend_parameters>(fake, "kvrt_attend_decode_bf16_64", attend<half<number::bf16>>,
-                           attend_change);
-    add<attend_parameters>(fake, "kvrt_attend_decode_bytes_64", attend<codes<false, false>>,
-                           attend_change);
-    add<attend_parameters>(fake, "kvrt_attend_decode_nibbles_64", attend<codes<true, true>>,
-                           attend_change);
-    add<attend_parameters>(fake, "kvrt_attend_decode_bytes_nibbles_64", attend<codes<false, true>>,
-                           attend_change);
+#define KVRT_ADD_WRITE(type)                                                                    \
+    add<write_parameters>(fake, "kvrt_write_" #type, write<number::type, false>, write_change); \
+    add<write_parameters>(fake, "kvrt_write_elaborate_" #type, write<number::type, true>,       \
+                          write_change)
+    KVRT_ADD_WRITE(f32);
+    KVRT_ADD_WRITE(f16);
+    KVRT_ADD_WRITE(bf16);
+    KVRT_ADD_ATTENTION("f16", half<number::f16>);
+    KVRT_ADD_ATTENTION("bf16", half<number::bf16>);
+    KVRT_ADD_ATTENTION("bytes", codes<false, false>);
+    KVRT_ADD_ATTENTION("nibbles", codes<true, true>);
+    KVRT_ADD_ATTENTION("bytes_nibbles", codes<false, true>);
+    KVRT_ADD_ATTENTION("opened", opened_tiles<fake_context, 64>);
     add<attend_parameters>(fake, "kvrt_attend_join", join_pieces<fake_context>);
     add_round_kernels(fake, faults);
-    for (const char* name : not_here) {
-        fake.add_kernel(name, {sizeof(attend_parameters)}, [&fake, name](const kernel_launch&) {
-            fake.violations.push_back(std::string(name) + " is not in these tests");
+    // These are asked for, and not in these tests.
+    const auto leave_out = [&fake](const std::string& name, std::size_t bytes) {
+        fake.add_kernel(name.c_str(), {bytes}, [&fake, name](const kernel_launch&) {
+            fake.violations.push_back(name + " is not in these tests");
         });
+    };
+    for (const std::string storage : storages) {
+        for (const char* channels : {"_128", "_256"}) {
+            leave_out("kvrt_attend_decode_" + storage + channels, sizeof(attend_parameters));
+            leave_out("kvrt_attend_rows_" + storage + channels, sizeof(rows_parameters));
+        }
     }
 }
 

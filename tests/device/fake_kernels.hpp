@@ -3,21 +3,24 @@
 #pragma once
 
 #include "fake_driver.hpp"
-#include "kernels/attend.hpp"
+#include "kernels/attend_rows.hpp"
 #include "kernels/compact.hpp"
 #include "kernels/copy.hpp"
 #include "kernels/score.hpp"
-#include "kernels/select.hpp"
 #include "kernels/seal.hpp"
+#include "kernels/select.hpp"
+#include "kernels/share.hpp"
 #include "kernels/write.hpp"
 
 namespace kvrt::cuda {
 
 /// What a test does to launches before they run, to see that it would be noticed.
 struct kernel_faults {
+    std::function<void(kernels::share_parameters&)> share;
     std::function<void(kernels::write_parameters&)> write;
     std::function<void(kernels::attend_parameters&)> attend;
     std::function<void(kernels::seal_parameters&)> seal;
+    std::function<void(kernels::rows_parameters&)> attend_rows;
     std::function<bool(kernels::spread_parameters&)> spread;  ///< false: it does not run
     std::function<void(kernels::guard_parameters&)> guard;
     std::function<void(kernels::triattention_parameters&)> score;

@@ -74,6 +74,16 @@ struct world {
         return words;
     }
     void write(uint64_t index, uint32_t word) { table->write(index, word); }
+    /// A kernel that writes to some words from a line on, which the image does not know.
+    void scribble(uint64_t line, uint64_t count) {
+        const uint64_t first = line * line_words;
+        stream->queue.push_back({"scribble", [this, first, count] {
+                                     uint32_t* const words =
+                                         fake.memory_of<uint32_t>(table->address(), table->words());
+                                     std::fill_n(words + first, count, 77u);
+                                 }});
+        table->forget(first, count);
+    }
     void end() {
         ring.reset();  // waits for what is in flight
         table.reset();
@@ -155,11 +165,15 @@ TEST_CASE("few runs are copies, many lines one copy and one kernel") {
     CHECK(of.fake.calls("cuMemcpyHtoDAsync_v2") == 2);
     of.fake.run_all();
 
-    // What the device has already costs nothing.
-    for (uint64_t row = 0; row < 512; ++row) of.write(row * 32, 7);
-    CHECK(of.table->pending_lines() == 0);
+    // Whole lines that the device has already cost nothing; parts go up again.
+    std::vector<uint32_t> lines = of.image();
+    of.table->write(0, lines.data(), lines.size() - 3);
+    CHECK(of.table->pending_lines() == 1);
     REQUIRE(of.table->upload(*of.ring, of.stream) == KV_OK);
-    CHECK(of.fake.calls("cuMemcpyHtoDAsync_v2") == 2);
+    CHECK(of.fake.calls("cuMemcpyHtoDAsync_v2") == 3);
+    lines[20] = 8;
+    of.table->write(0, lines.data(), lines.size());
+    CHECK(of.table->pending_lines() == 1);
     of.end();
 }
 
@@ -177,6 +191,7 @@ TEST_CASE("whatever is written, whenever it is uploaded and run, the device has 
                 std::generate_n(words.begin(), count, [&] { return random() % 5; });
                 of.table->write(random() % (9000 - count), words.data(), count);
             }
+            if (random() % 4 == 0) of.scribble(random() % 500, 1 + random() % 70);
             status verdict = of.table->upload(*of.ring, of.stream);
             for (uint32_t i = 0; verdict == KV_AGAIN && i < 100; ++i) {
                 of.fake.run_one(of.stream);

@@ -20,7 +20,7 @@ namespace kvrt::cuda {
 struct twin_model {
     std::vector<kv_layer> layers;
     kv_model model = KV_INIT(kv_model);
-    uint32_t attended = 0;  ///< layers, in front; the others are only written
+    uint32_t layout = KV_LAYOUT_NATIVE;
     uint32_t block_tokens = 16;
     uint64_t arena_bytes = uint64_t{16} << 20;
     uint32_t pressure_percent = 0;
@@ -47,12 +47,9 @@ struct twin_model {
     }
 };
 
-/// Layers that a test has described, all of which are attended to.
+/// Layers that a test has described.
 struct layers_given : twin_model {
-    explicit layers_given(const std::vector<kv_layer>& wanted) {
-        layers = wanted;
-        attended = static_cast<uint32_t>(layers.size());
-    }
+    explicit layers_given(const std::vector<kv_layer>& wanted) { layers = wanted; }
 };
 
 /// A layer of each kind that kernels know: storages, windows, biases, sharing, lanes by head.
@@ -62,6 +59,7 @@ struct layers_of_all_kinds : twin_model {
     float slopes[6] = {0.5f, 0.25f, 0.125f, 0.0625f, 0.03f, 0.015f};
     kv_storage static_scales = KV_INIT(kv_storage);
     kv_storage rotated = KV_INIT(kv_storage);
+    kv_rope rope = KV_INIT(kv_rope);
 
     layers_of_all_kinds() {
         static_scales.scales = scales;
@@ -80,14 +78,22 @@ struct layers_of_all_kinds : twin_model {
         kv_layer& shared = add(KV_FORMAT_F16, KV_FORMAT_F16);
         shared.flags = KV_LAYER_SHARED;
         shared.query_heads = 2;
+        kv_layer& narrower = add(KV_FORMAT_F16, KV_FORMAT_F16);  // over the same cache
+        narrower.flags = KV_LAYER_SHARED;
+        narrower.window = 30;
+        narrower.window_sinks = 2;
         add(KV_FORMAT_BF16, KV_FORMAT_BF16).flags = KV_LAYER_LANE_PER_HEAD;
         kv_layer& mixed = add(KV_FORMAT_INT8_TOKEN, KV_FORMAT_INT4_TOKEN);
         mixed.key_dim = 40;
         mixed.value_dim = 56;
-        attended = static_cast<uint32_t>(layers.size());
         rotated.flags = KV_STORAGE_ROTATE;
-        kv_layer& last = add(KV_FORMAT_Q8_0, KV_FORMAT_INT4_TOKEN);
-        last.key_storage = last.value_storage = &rotated;
+        kv_layer& turned = add(KV_FORMAT_Q8_0, KV_FORMAT_INT4_TOKEN);
+        turned.key_storage = turned.value_storage = &rotated;
+        add(KV_FORMAT_TURBO4, KV_FORMAT_TURBO4);
+        rope.dimensions = 48;  // the others are left alone
+        kv_layer& by_slots = add(KV_FORMAT_Q4_0, KV_FORMAT_NVFP4);
+        by_slots.flags = KV_LAYER_CACHE_POSITIONS;
+        by_slots.rope = &rope;
     }
 };
 
@@ -118,6 +124,11 @@ class twin_pools_on {
     double worst = 0.0;        ///< error, in units of the largest number of an output
     uint64_t differences = 0;  ///< stored rows, outputs beyond the bound
 
+    static std::unique_ptr<twin_model> laid_out_as(uint32_t layout) {
+        auto made = std::make_unique<layers_of_all_kinds>();
+        made->layout = layout;
+        return made;
+    }
     /// `device` outlives it.
     twin_pools_on(twin_device& device, uint32_t flags,
                   std::unique_ptr<twin_model> wanted = std::make_unique<layers_of_all_kinds>())
@@ -128,11 +139,13 @@ class twin_pools_on {
             config.arena_bytes = kinds.arena_bytes;
             config.block_tokens = kinds.block_tokens;
             config.pressure_percent = kinds.pressure_percent;
-            config.layout = KV_LAYOUT_NATIVE;
+            config.layout = kinds.layout;
             const kv_status verdict = kv_pool_create(&config, &kinds.describe(), &pools[i]);
-            REQUIRE_MESSAGE(verdict == KV_OK, message_buffer());
+            REQUIRE_MESSAGE(verdict == KV_OK, std::string(message_buffer()));
         }
     }
+    twin_pools_on(twin_device& device, uint32_t flags, uint32_t layout)
+        : twin_pools_on(device, flags, laid_out_as(layout)) {}
     twin_pools_on(twin_device& device, uint32_t flags, const std::vector<kv_layer>& layers)
         : twin_pools_on(device, flags, std::make_unique<layers_given>(layers)) {}
     twin_pools_on(const twin_pools_on&) = delete;
@@ -144,7 +157,6 @@ class twin_pools_on {
     }
 
     uint32_t layers() const { return kinds.model.layer_count; }
-    bool attends(uint32_t layer) const { return layer < kinds.attended; }
     bool stores(uint32_t layer) const { return (kinds.layers[layer].flags & KV_LAYER_SHARED) == 0; }
 
     /// Pieces of few allocations, as a host's own allocator has them.
@@ -247,7 +259,7 @@ class twin_pools_on {
                 device_.catch_up();
                 verdict = kv_step_reserve(steps[i], nullptr);
             }
-            REQUIRE_MESSAGE(verdict == KV_OK, message_buffer());
+            REQUIRE_MESSAGE(verdict == KV_OK, std::string(message_buffer()));
         }
     }
     void end(const std::vector<twin_append>& items, kv_step* (&steps)[2]) {
@@ -257,7 +269,7 @@ class twin_pools_on {
             }
             reports[i] = KV_INIT(kv_step_report);
             const kv_status verdict = kv_step_end(steps[i], &reports[i]);
-            REQUIRE_MESSAGE(verdict == KV_OK, message_buffer());
+            REQUIRE_MESSAGE(verdict == KV_OK, std::string(message_buffer()));
         }
         for (const twin_append& item : items) item.sequence->tokens += item.accepted;
     }
@@ -296,7 +308,7 @@ class twin_pools_on {
             const uint32_t value_dim = layer.value_dim != 0 ? layer.value_dim : layer.key_dim;
             const uint32_t type = KV_DTYPE_F32 + l % 3;
             if (stores(l)) write_layer(steps, l, rows);
-            if (only_prompt || !attends(l)) continue;
+            if (only_prompt) continue;
             twin_tensor queries = make_tensor(rows, layer.query_heads, layer.key_dim, type);
             twin_tensor out = make_tensor(rows, layer.query_heads, value_dim);
             twin_tensor log_sums = make_tensor(rows, layer.query_heads, 1);
@@ -312,7 +324,7 @@ class twin_pools_on {
                const twin_tensor& values) {
         REQUIRE(kv_write(steps[1], layer, &keys.on_host, &values.on_host) == KV_OK);
         const kv_status verdict = kv_write(steps[0], layer, &keys.on_device, &values.on_device);
-        REQUIRE_MESSAGE(verdict == KV_OK, message_buffer());
+        REQUIRE_MESSAGE(verdict == KV_OK, std::string(message_buffer()));
     }
     void attend(kv_step* (&steps)[2], uint32_t layer, const twin_tensor& queries,
                 const twin_tensor& out, const twin_tensor& log_sums) {
@@ -322,7 +334,7 @@ class twin_pools_on {
         options.log_sum_exp = static_cast<float*>(log_sums.on_device.data);
         const kv_status verdict =
             kv_attend(steps[0], layer, &queries.on_device, &out.on_device, &options);
-        REQUIRE_MESSAGE(verdict == KV_OK, message_buffer());
+        REQUIRE_MESSAGE(verdict == KV_OK, std::string(message_buffer()));
     }
 
     /// What is multiplied has 8 bits or 11, here and there, and not the same ones.

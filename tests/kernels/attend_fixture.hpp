@@ -9,8 +9,10 @@
 
 #include "attention/attend.hpp"
 #include "base/executor.hpp"
+#include "format/retile.hpp"
 #include "kernels/attend.hpp"
 #include "kernels/attend_codes.hpp"
+#include "kernels/attend_opened.hpp"
 #include "lane_fixture.hpp"
 
 namespace kernel_test {
@@ -23,6 +25,12 @@ struct attend_case {
     float softcap = 0.0f;
     bool sinks = false, slopes = false;
     uint32_t spoiled_slots = 0;  ///< values of the last slots have a NaN each
+    uint32_t turned_pairs = 0;   ///< by slots
+    bool interleaved = false;
+    /// Full blocks hold the same rows in these formats, where there are any.
+    uint32_t sealed_keys = 0, sealed_values = 0;
+
+    bool seals() const { return sealed_keys != 0; }
 };
 
 struct sequence_shape {
@@ -44,8 +52,19 @@ class attend_fixture {
           values_(partials * what.query_heads * what.lane.value_dim),
           log_sums_(size_t{all_rows()} * what.query_heads),
           head_values_(2 * what.query_heads),
-          positions_(position_count()) {
+          positions_(position_count()),
+          frequencies_(what.turned_pairs),
+          turning_table_(kvrt::turning_table_floats(what.turned_pairs)),
+          on_turning_(turning_table_.size()) {
+        for (uint32_t b = 0; b < what.turned_pairs; ++b) {
+            frequencies_[b] = std::pow(10000.0, -static_cast<double>(b) / what.turned_pairs);
+        }
+        kvrt::fill_turning_table(frequencies_.data(), what.turned_pairs, turning_table_.data());
+        std::copy(turning_table_.begin(), turning_table_.end(), on_turning_.begin());
+        turning_ = {what.turned_pairs, what.interleaved, 1.125f, turning_table_.data(),
+                    frequencies_.data()};
         for (std::byte& each : lane_.arena) each = std::byte{0xff};
+        if (what.seals()) describe_sealed();
         for (uint32_t s = 0; s < count(); ++s) {
             device_tensor keys(number::f32, shapes[s].slots, what.lane.kv_heads, what.lane.key_dim);
             device_tensor values(number::f32, shapes[s].slots, what.lane.kv_heads,
@@ -76,6 +95,7 @@ class attend_fixture {
         kvrt::executor threads;
         kvrt::write_rows(lane_.layout, lane_.arena.data(), &item, 1, keys.view(), values.view(), {},
                          threads);
+        for (uint32_t b = 0; b < sealed_blocks(s); ++b) seal(lane_.table_of(s)[b]);
         kvrt::position_store store = positions();
         for (uint32_t slot = 0; slot < explicit_slots(s); ++slot) {
             for (uint32_t head = 0; head < test.lane.kv_heads; ++head) {
@@ -103,6 +123,10 @@ class attend_fixture {
         if (test.slopes) call.alibi_slopes = head_values_.data() + test.query_heads;
         call.window = test.window != 0;
         call.window_sinks = test.window_sinks;
+        if (test.turned_pairs != 0) {
+            call.turning = {turning_.pairs, turning_.interleaved, turning_.gain,
+                            on_turning_.data()};
+        }
         for (const sequence_shape& each : sequences) {
             call.most_rows = std::max(call.most_rows, each.rows);
         }
@@ -119,8 +143,15 @@ class attend_fixture {
                 window_first(s),
                 first_partial,
                 pieces,
+                0,
                 {}};
     }
+
+    const kvrt::kernels::block_place& sealed_place() const { return sealed_place_; }
+    uint32_t sealed_blocks(uint32_t s) const {
+        return test.seals() ? sequences[s].slots / test.lane.block_tokens : 0;
+    }
+    uint32_t sealed_slots(uint32_t s) const { return sealed_blocks(s) * test.lane.block_tokens; }
 
     uint32_t count() const { return static_cast<uint32_t>(sequences.size()); }
     uint32_t first_row(uint32_t s) const {
@@ -206,9 +237,37 @@ class attend_fixture {
                 test.lane.kv_heads * test.lane.block_tokens, test.lane.block_tokens};
     }
 
+    void describe_sealed() {
+        sealed_ = kvrt::make_tile_layout(
+            test.lane.order, test.lane.block_tokens, test.lane.kv_heads, test.lane.key_dim,
+            test.lane.value_dim, *kvrt::find_format(test.sealed_keys, kvrt::operand_role::keys),
+            *kvrt::find_format(test.sealed_values, kvrt::operand_role::values));
+        sealed_.keys.share_constants(lane_.layout.keys);
+        sealed_.values.share_constants(lane_.layout.values);
+        REQUIRE(kvrt::kernels::describe(sealed_, sealed_place_));
+        REQUIRE(sealed_.block_bytes <= lane_.layout.block_bytes);
+        sealed_place_.keys.scales = sealed_place_.values.scales = lane_.place.keys.scales;
+    }
+    /// A block's rows in the other layout, in its place.
+    void seal(uint32_t id) {
+        const uint32_t bytes = lane_.layout.block_bytes;
+        std::vector<std::byte> both(2 * size_t{bytes});
+        std::byte* const block = lane_.arena.data() + size_t{id} * kvrt::block_unit;
+        std::copy(block, block + bytes, both.begin());
+        const uint32_t first = 0, target = bytes / kvrt::block_unit;
+        const kvrt::block_run from{&lane_.layout, &sealed_, &first, 0};
+        kvrt::recoding recoded;
+        for (uint32_t head = 0; head < test.lane.kv_heads; ++head) {
+            kvrt::fill_block(from, both.data(), nullptr, 0, test.lane.block_tokens, head, sealed_,
+                             target, 0, recoded);
+        }
+        std::copy(both.begin() + bytes, both.end(), block);
+    }
+
     void refer(std::vector<float>& expected, std::vector<float>& log_sums) const {
         kvrt::attend_layer layer;
         layer.layout = lane_.layout;
+        if (test.seals()) layer.sealed_layout = sealed_;
         layer.query_heads = test.query_heads;
         layer.kv_heads = test.lane.kv_heads;
         layer.scale = scale();
@@ -217,6 +276,7 @@ class attend_fixture {
         if (test.slopes) layer.alibi_slopes = head_values_.data() + test.query_heads;
         layer.window = test.window;
         layer.window_sinks = test.window_sinks;
+        if (test.turned_pairs != 0) layer.slot_turning = &turning_;
         std::vector<kvrt::attend_item> items(count());
         for (uint32_t s = 0; s < count(); ++s) {
             items[s].blocks = lane_.table_of(s);
@@ -224,13 +284,14 @@ class attend_fixture {
             items[s].rows = sequences[s].rows;
             items[s].slots = sequences[s].slots;
             items[s].explicit_slots = explicit_slots(s);
+            items[s].sealed_blocks = sealed_blocks(s);
             items[s].window_first = window_first(s);
             items[s].next_position = next_position(s);
         }
         kvrt::attend_call reference;
         reference.layer = &layer;
         reference.arena = lane_.arena.data();
-        reference.positions = positions();
+        reference.positions = reference.sealed_positions = positions();
         reference.items = items.data();
         reference.item_count = count();
         reference.queries = queries_.view();
@@ -243,9 +304,15 @@ class attend_fixture {
     }
 
     lane lane_;
+    kvrt::tile_layout sealed_;
+    kvrt::kernels::block_place sealed_place_;
     device_tensor queries_, out_;
     device_array<float> largest_, sum_, values_, log_sums_, head_values_;
     device_array<uint32_t> positions_;
+    std::vector<double> frequencies_;
+    std::vector<float> turning_table_;
+    device_array<float> on_turning_;
+    kvrt::position_rotation turning_;
 };
 
 // Values, weights and results are rounded to 11 and 8 bits; of many errors most cancel, of few two
@@ -259,5 +326,7 @@ using bytes = kvrt::kernels::code_tiles<context, false, false, channels>;
 template <uint32_t channels>
 using nibbles = kvrt::kernels::code_tiles<context, true, true, channels>;
 using bytes_nibbles = kvrt::kernels::code_tiles<context, false, true, 128>;
+template <uint32_t channels>
+using opened = kvrt::kernels::opened_tiles<context, channels>;
 
 }  // namespace kernel_test

@@ -16,7 +16,6 @@ launch_report run(const kernels::open_parameters& call, uint32_t heads, number o
                   thread_order order) {
     return launch({.blocks = kernels::open_blocks(call.rows, heads),
                    .threads = kernels::open_threads,
-                   .shared_bytes = kernels::open_shared_bytes,
                    .order = order},
                   [&] {
                       switch (output) {

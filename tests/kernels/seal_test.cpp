@@ -449,11 +449,9 @@ TEST_CASE("seal kernel: survivors of tiles, opened and sealed anew") {
         open.stored_basis = true;
         open.keys = open.values = {opened.data(), heads * dim, dim, 1};
         open.values.data += plain.values.offset;
-        const launch_report of_opening =
-            launch({.blocks = kernels::open_blocks(tokens, heads),
-                    .threads = kernels::open_threads,
-                    .shared_bytes = kernels::open_shared_bytes},
-                   [&] { kernels::open_rows<context, number::f32>(open); });
+        const launch_report of_opening = launch(
+            {.blocks = kernels::open_blocks(tokens, heads), .threads = kernels::open_threads},
+            [&] { kernels::open_rows<context, number::f32>(open); });
         REQUIRE_MESSAGE(of_opening.clean(), of_opening.text());
 
         const device_array<kernels::seal_item> items{{0, table[sealed], tokens}};
