@@ -376,6 +376,7 @@ void measure_round(const std::string& name, uint32_t scorer, double kept, double
     if (!is_supported(pool.create(&policy), name, "kv_seq_create")) return;
     if (!is_supported(pool.fill(), name, "kv_write")) return;
     kv_status verdict = KV_OK;
+    kv_step* const step = pool.begin();  // whose stream rounds go to
     const double us = device_microseconds(
         [&] {
             for (const kv_seq seq : pool.sequences()) {
@@ -383,6 +384,7 @@ void measure_round(const std::string& name, uint32_t scorer, double kept, double
             }
         },
         1);
+    check(kv_step_cancel(step), "kv_step_cancel");
     if (!is_supported(verdict, name, "kv_compress")) return;
     if (scorer == KV_SCORER_TRIATTENTION) {
         fmt::print("gpu {} us={:.1f} wanted_below=1000\n", name, us);
