@@ -71,8 +71,9 @@ typedef struct kv_cuda_device {
 KV_API KV_MUST_CHECK kv_status kv_cuda_get_device(kv_cuda_device *device);
 
 /* Whose device memory a pool lives in, instead of the driver's: that of an engine's own allocator,
- * for one. Called inside kv_cuda_pool_create and kv_pool_release, with the device's primary context
- * current, by the thread that is in there; what is released is used by nothing any more. */
+ * for one. Called with the device's primary context current, by the thread that is inside
+ * kv_cuda_pool_create or kv_pool_release, or inside the call that needs more for the first time, as
+ * the first policy does; what is released is used by nothing any more. */
 typedef struct kv_cuda_memory {
     uint32_t struct_size, flags;
     const void *next;
