@@ -244,8 +244,8 @@ kvgo_cuda_device kvgo_cuda_get_device(void) {
     return out;
 }
 
-kvgo_pool kvgo_cuda_pool_create(const kv_pool_config* config, const kv_model* model,
-                                uintptr_t user, uintptr_t allocate, uintptr_t release) {
+kvgo_pool kvgo_cuda_pool_create(const kv_pool_config* config, const kv_model* model, uintptr_t user,
+                                uintptr_t allocate, uintptr_t release) {
     kv_cuda_memory memory = KV_INIT(kv_cuda_memory);
     memory.user = (void*)user;
     memory.allocate = (void* (*)(void*, size_t, size_t))allocate;
@@ -283,9 +283,14 @@ kvgo_cuda_tables kvgo_cuda_step_tables(uintptr_t step, uint32_t layer, uint32_t 
 }
 
 static kvgo_tensor at_address(const kvgo_device_tensor* from) {
-    const kvgo_tensor tensor = {(unsigned char*)from->address, from->dtype,      from->rows,
-                                from->heads,                   from->dim,        from->row_stride,
-                                from->head_stride,             from->dim_stride};
+    const kvgo_tensor tensor = {(unsigned char*)from->address,
+                                from->dtype,
+                                from->rows,
+                                from->heads,
+                                from->dim,
+                                from->row_stride,
+                                from->head_stride,
+                                from->dim_stride};
     return tensor;
 }
 
@@ -322,8 +327,7 @@ kvgo_policy_footprint kvgo_pool_policy_footprint(uintptr_t pool, const kv_policy
 
 kvgo_result kvgo_seq_set_scores(uintptr_t pool, kv_seq seq, uint32_t layer, uint64_t first_position,
                                 uint64_t tokens, const float* scores) {
-    return finish(
-        kv_seq_set_scores(pool_of(pool), seq, layer, first_position, tokens, scores));
+    return finish(kv_seq_set_scores(pool_of(pool), seq, layer, first_position, tokens, scores));
 }
 
 kvgo_count kvgo_seq_get_scores(uintptr_t pool, kv_seq seq, uint32_t layer, uint32_t kv_head,

@@ -175,8 +175,8 @@ typedef struct kvgo_device_tensor {
 
 kvgo_cuda_device kvgo_cuda_get_device(void);
 /* `allocate` and `release` are the functions of kv_cuda_memory. */
-kvgo_pool kvgo_cuda_pool_create(const kv_pool_config* config, const kv_model* model,
-                                uintptr_t user, uintptr_t allocate, uintptr_t release);
+kvgo_pool kvgo_cuda_pool_create(const kv_pool_config* config, const kv_model* model, uintptr_t user,
+                                uintptr_t allocate, uintptr_t release);
 kvgo_count kvgo_cuda_pool_memory(uintptr_t pool);
 kvgo_result kvgo_cuda_step_use_stream(uintptr_t step, uintptr_t stream);
 kvgo_cuda_tables kvgo_cuda_step_tables(uintptr_t step, uint32_t layer, uint32_t kv_head);
