@@ -19,8 +19,8 @@
  * for the formats that docs/device.md names, with plugins that have kernels for the device; others
  * are UNSUPPORTED. Both may be captured (LIMIT: the step has more than one launch takes). Formats
  * that are sealed and demotion need such a plugin, too; kv_layer_stats counts what the device had
- * done when a step last began or was reserved, and has a recoding_error of NaN where rows were coded
- * again. pressure_percent demotes when a step is reserved, and is reported with that one.
+ * done when a step last began or was reserved, and has a recoding_error of NaN where rows were
+ * coded again. pressure_percent demotes when a step is reserved, and is reported with that one.
  *
  * Policies and kv_compress: STREAMING, RANDOM, KEY_NORM and TRIATTENTION with statistics that were
  * given, as docs/device.md says; their rounds are enqueued behind the step, on its stream, and
