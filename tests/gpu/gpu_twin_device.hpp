@@ -33,14 +33,17 @@ class gpu_twin_device final : public twin_device {
                      "cuMemHostAlloc");
         gpu().demand(gpu().more().host_device_pointer(&address, memory, 0),
                      "cuMemHostGetDevicePointer");
+        const std::lock_guard<std::mutex> guard(memory_lock_);
         memory_[address] = {static_cast<std::byte*>(memory), bytes};
         return address;
     }
     void release(device_pointer address) override {
+        const std::lock_guard<std::mutex> guard(memory_lock_);
         gpu().demand(gpu().calls().host_free(memory_.at(address).start), "cuMemFreeHost");
         memory_.erase(address);
     }
     std::byte* view(device_pointer address, std::size_t bytes) override {
+        const std::lock_guard<std::mutex> guard(memory_lock_);
         auto found = memory_.upper_bound(address);
         if (found == memory_.begin()) return nullptr;
         --found;
@@ -120,6 +123,7 @@ class gpu_twin_device final : public twin_device {
         graph_ = nullptr;
     }
 
+    std::mutex memory_lock_;  ///< the driver's thread looks up what this one allocates
     std::map<device_pointer, allocation> memory_;
     std::deque<std::function<void()>> waiting_;  ///< whose addresses the driver has
     executable_handle graph_ = nullptr;
