@@ -53,6 +53,7 @@ struct code_tiles {
     static constexpr number query_type = number::f16;
     static constexpr number weight_type = number::f16;
     static constexpr bool coded = true;
+    static constexpr bool has_least = value_nibbles;  ///< values do
     static constexpr uint32_t channels = most_channels;
     static constexpr uint32_t stages = channels <= 128 ? 3 : 2;
     static constexpr bool turns = false;  ///< knows attend_parameters::turning

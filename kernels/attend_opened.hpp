@@ -17,10 +17,12 @@ struct opened_tiles {
     static constexpr number query_type = number::f16;
     static constexpr number weight_type = number::f16;
     static constexpr bool coded = true;
+    static constexpr bool has_least = false;
     static constexpr uint32_t channels = most_channels;
     static constexpr uint32_t stages = 1;
     static constexpr bool turns = true;  ///< knows attend_parameters::turning
     static constexpr uint32_t row_lanes = most_channels / lane_channels;
+    static constexpr bool early = channels <= 128;
 
     /// Rows, then the power of each.
     static KVRT_BOTH uint32_t rows_bytes(const operand_place& operand) {
@@ -49,7 +51,7 @@ struct opened_tiles {
     template <class fragments>
     static KVRT_DEVICE void multiply_keys(const operand_place& keys, const std::byte* shared,
                                           const fragments& queries, float (&scores)[2][4]) {
-        rows::multiply_key_rows(keys, shared, queries, scores);
+        rows::template multiply_key_rows<early>(keys, shared, queries, scores);
     }
     static KVRT_DEVICE float key_product(const operand_place& keys, const std::byte* shared,
                                          uint32_t, uint32_t slot, float product, float) {
@@ -85,7 +87,7 @@ struct opened_tiles {
     static KVRT_DEVICE void multiply_values(const operand_place& values, const std::byte* shared,
                                             const uint32_t (&weights)[4], uint32_t visible,
                                             float (&out)[most_channels / 8][4], uint32_t own = 3) {
-        rows::template multiply_values<apart>(values, shared, weights, visible, out, own);
+        rows::template multiply_values<apart, early>(values, shared, weights, visible, out, own);
     }
 
   private:
@@ -105,8 +107,9 @@ struct opened_tiles {
     static KVRT_DEVICE void open(const operand_place& operand, const group_source& from,
                                  std::byte* shared) {
         const uint32_t first = Cx::lane() % row_lanes * lane_channels;
-        for (uint32_t slot = Cx::lane() / row_lanes; slot < slots_of_group;
-             slot += warp_lanes / row_lanes) {
+        KVRT_ROLLED  // or registers do not do
+            for (uint32_t slot = Cx::lane() / row_lanes; slot < slots_of_group;
+                 slot += warp_lanes / row_lanes) {
             float row[lane_channels] = {};
             if (first < operand.dim && (from.seen >> slot & 1u) != 0) {
                 open_channels<Cx>(operand, from.block, from.slot + slot, from.head, first, row);

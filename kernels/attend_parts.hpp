@@ -24,11 +24,11 @@ KVRT_DEVICE void leave_part(const operand_place& values, const running_softmax<t
     KVRT_UNROLL
     for (uint32_t half = 0; half < 2; ++half) {
         float sum = state.sum[half];
-        least[half] = state.least[half];
+        least[half] = tiles::has_least ? state.least[half] : 0.0f;
         KVRT_UNROLL
         for (uint32_t bits = 1; bits < 4; bits *= 2) {
             sum += Cx::shuffle_xor(sum, bits);
-            least[half] += Cx::shuffle_xor(least[half], bits);
+            if constexpr (tiles::has_least) least[half] += Cx::shuffle_xor(least[half], bits);
         }
         // What is weighted by steps is relative to heaviest; nothing, where that is -infinity.
         steps[half] = tiles::coded ? Cx::exp2(state.heaviest[half] - state.largest[half]) : 1.0f;

@@ -122,7 +122,7 @@ KVRT_DEVICE void weigh_group(const operand_place& values, uint32_t kv_head,
         const float factor = weight_of<Cx>(state.largest[half], largest);
         state.largest[half] = largest;
         state.sum[half] *= factor;
-        state.least[half] *= factor;
+        if constexpr (tiles::has_least) state.least[half] *= factor;
         rescale[half] = factor;
         KVRT_UNROLL
         for (uint32_t i = 0; i < 4; ++i) {
@@ -185,12 +185,17 @@ KVRT_DEVICE void take_group(const attend_parameters& call, const attend_sequence
                             running_softmax<tiles>& state) {
     // Mostly all see all. Vectors that there are not may look, too: nobody asks for theirs.
     uint32_t any = 0xffffu, all = 0xffffu, visible[2] = {0xffffu, 0xffffu};
-    if (first_slot < vectors.late.from || first_slot + slots_of_group > vectors.early.limit) {
-        any = slots_seen(call, {vectors.early.from, vectors.late.limit}, first_slot);
+    if (first_slot < vectors.all_from || first_slot + slots_of_group > vectors.all_limit) {
+        const row_view early = view_of_row(call, sequence, vectors.first_row);
+        const row_view late = view_of_row(call, sequence, vectors.last_row);
+        any = slots_seen(call, {early.from, late.limit}, first_slot);
         if (any == 0) return;
-        all = slots_seen(call, {vectors.late.from, vectors.early.limit}, first_slot);
-        visible[0] = slots_seen(call, vectors.view[0], first_slot);
-        visible[1] = slots_seen(call, vectors.view[1], first_slot);
+        all = slots_seen(call, {vectors.all_from, vectors.all_limit}, first_slot);
+        KVRT_UNROLL
+        for (uint32_t half = 0; half < 2; ++half) {
+            const row_view view = view_of_row(call, sequence, vectors.row[half]);
+            visible[half] = slots_seen(call, view, first_slot);
+        }
     }
     float scores[2][4] = {};
     tiles::multiply_keys(call.place.keys, keys, queries, scores);

@@ -72,6 +72,7 @@ struct half_tiles {
     static constexpr number query_type = type;
     static constexpr number weight_type = type;
     static constexpr bool coded = false;
+    static constexpr bool has_least = false;
     static constexpr uint32_t channels = most_channels;
     static constexpr uint32_t stages = channels <= 128 ? 3 : 2;
     static constexpr bool turns = false;  ///< knows attend_parameters::turning
@@ -122,11 +123,12 @@ struct half_tiles {
         }
         multiply_steps<false, false>(keys, shared, queries, scores);
     }
-    /// Of keys that lie in shared memory as rows.
-    template <class fragments>
+    /// Of keys that lie in shared memory as rows. `early`: loads may come early, which takes
+    /// registers.
+    template <bool early = true, class fragments>
     static KVRT_DEVICE void multiply_key_rows(const operand_place& keys, const std::byte* shared,
                                               const fragments& queries, float (&scores)[2][4]) {
-        if (whole_steps(keys.dim) == most_channels) {
+        if (early && whole_steps(keys.dim) == most_channels) {
             return multiply_steps<true, true>(keys, shared, queries, scores);
         }
         multiply_steps<true, false>(keys, shared, queries, scores);
@@ -145,11 +147,11 @@ struct half_tiles {
     }
 
     /// `apart`: visible slots alone, for the lane's own vectors alone (accumulate).
-    template <bool apart = false>
+    template <bool apart = false, bool early = true>
     static KVRT_DEVICE void multiply_values(const operand_place& values, const std::byte* shared,
                                             const uint32_t (&weights)[4], uint32_t visible,
                                             float (&out)[most_channels / 8][4], uint32_t own = 3) {
-        if (!apart && whole_steps(values.dim) == most_channels) {
+        if (early && !apart && whole_steps(values.dim) == most_channels) {
             return weigh_steps<true, false>(values, shared, weights, visible, out, own);
         }
         weigh_steps<false, apart>(values, shared, weights, visible, out, own);

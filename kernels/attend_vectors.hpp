@@ -58,6 +58,10 @@ KVRT_DEVICE float relative_position(const attend_parameters& call, const attend_
     if (slot >= sequence.explicit_slots) {
         return static_cast<float>(static_cast<int32_t>(slot + behind - sequence.slots));
     }
+    // No round has a lane with a window: what is explicit is in front of it, where it always was.
+    if (call.positions.base == nullptr) {
+        return static_cast<float>(static_cast<int32_t>(slot + behind - sequence.next_position));
+    }
     const uint32_t tokens = call.place.block_tokens;
     const uint32_t id =
         Cx::template load_constant<uint32_t>(call.tables.of(sequence.table) + slot / tokens)
@@ -181,15 +185,14 @@ struct shared_fragments {
 
 /// What a warp knows of its 16 vectors, of those from `first` on among some.
 struct warp_vectors {
-    // Of the lane's two. What there is not sees nothing.
+    // Of the lane's two. What there is not looks where the last row does.
     float factor[2];     ///< of products; where nothing else is done to them, log2_of_e is in it
     float query_sum[2];  ///< load_query
     float slope[2];
     uint32_t row[2];
-    row_view view[2];
-    // Of all.
+    // Of all: their rows, and the slots between which all of these look.
     uint32_t first_row, last_row;
-    row_view early, late;  ///< theirs
+    uint32_t all_from, all_limit;
 };
 
 KVRT_BOTH bool only_scaled(const attend_parameters& call) {
@@ -206,8 +209,8 @@ KVRT_DEVICE warp_vectors vectors_of_warp(const attend_parameters& call,
     const uint32_t left = vectors.count - first;
     made.first_row = vectors.row_of(first);
     made.last_row = vectors.row_of(first + (left < 16 ? left : 16) - 1);
-    made.early = view_of_row(call, sequence, made.first_row);
-    made.late = view_of_row(call, sequence, made.last_row);
+    made.all_from = view_of_row(call, sequence, made.last_row).from;
+    made.all_limit = view_of_row(call, sequence, made.first_row).limit;
     KVRT_UNROLL
     for (uint32_t half = 0; half < 2; ++half) {
         const uint32_t v = first + Cx::lane() / 4 + half * 8;
@@ -219,7 +222,6 @@ KVRT_DEVICE warp_vectors vectors_of_warp(const attend_parameters& call,
                 ? Cx::template load_constant<float>(call.alibi_slopes + vectors.head_of(v))
                 : 0.0f;
         made.row[half] = there ? vectors.row_of(v) : made.last_row;
-        made.view[half] = there ? view_of_row(call, sequence, made.row[half]) : row_view{};
     }
     return made;
 }

@@ -33,10 +33,12 @@
 #define KVRT_DEVICE __device__ __forceinline__
 #define KVRT_BOTH __host__ __device__ __forceinline__
 #define KVRT_UNROLL _Pragma("unroll")
+#define KVRT_ROLLED _Pragma("unroll 1")
 #else
 #define KVRT_DEVICE inline
 #define KVRT_BOTH inline
 #define KVRT_UNROLL
+#define KVRT_ROLLED
 #endif
 
 namespace kvrt::kernels {

@@ -50,10 +50,11 @@ template <class Cx>
 KVRT_DEVICE void unlevel_channels(const operand_place& operand, uint32_t head, uint32_t position,
                                   uint32_t first, float (&row)[lane_channels]) {
     rotate_channels<Cx>(operand.dim, row);
-    for (uint32_t i = 0; i < lane_channels && first < operand.dim; ++i) {
-        row[i] = row[i] * channel_scale<Cx>(operand, head, first + i) +
+    change_in_turn<1>(row, [&](uint32_t i, float(&one)[1]) {
+        if (first >= operand.dim) return;
+        one[0] = one[0] * channel_scale<Cx>(operand, head, first + i) +
                  turned_mean<Cx>(operand, head, position, first + i);
-    }
+    });
 }
 
 }  // namespace kvrt::kernels

@@ -98,6 +98,23 @@ KVRT_DEVICE void store_channels(number type, std::byte* address, int64_t stride,
     }
 }
 
+/// Replaces `together` channels after the other by change(first of them, them), not all side by
+/// side, which takes registers.
+template <uint32_t together, class changing>
+KVRT_DEVICE void change_in_turn(float (&row)[lane_channels], const changing& change) {
+    KVRT_ROLLED
+    for (uint32_t i = 0; i < lane_channels; i += together) {
+        float some[together];
+        KVRT_UNROLL
+        for (uint32_t k = 0; k < together; ++k) some[k] = row[k];
+        change(i, some);
+        KVRT_UNROLL
+        for (uint32_t k = 0; k + together < lane_channels; ++k) row[k] = row[k + together];
+        KVRT_UNROLL
+        for (uint32_t k = 0; k < together; ++k) row[lane_channels - together + k] = some[k];
+    }
+}
+
 template <class Cx>
 KVRT_DEVICE bool is_finite(float x) {
     return (Cx::f32_to_bits(x) & 0x7f800000u) != 0x7f800000u;

@@ -41,25 +41,26 @@ template <class Cx>
 KVRT_DEVICE void turn_channels(const turning_place& turning, uint32_t position, uint32_t first,
                                float (&row)[lane_channels]) {
     const uint32_t pairs = turning.pairs;
+    if (turning.interleaved) {
+        change_in_turn<2>(row, [&](uint32_t i, float(&both)[2]) {
+            if (first + i >= 2 * pairs) return;
+            const turning_factor by = turning_of<Cx>(turning, position, (first + i) / 2);
+            const float real = both[0], imaginary = both[1];
+            both[0] = turning.gain * (real * by.cosine - imaginary * by.sine);
+            both[1] = turning.gain * (real * by.sine + imaginary * by.cosine);
+        });
+        return;
+    }
     const bool turned = first < 2 * pairs, is_real = first < pairs;
     const uint32_t apart = is_real ? pairs / lane_channels : 0u - pairs / lane_channels;
-    KVRT_UNROLL
-    for (uint32_t i = 0; i < lane_channels; ++i) {
-        if (turning.interleaved) {
-            if (i % 2 != 0 || first + i >= 2 * pairs) continue;
-            const turning_factor by = turning_of<Cx>(turning, position, (first + i) / 2);
-            const float real = row[i], imaginary = row[i + 1];
-            row[i] = turning.gain * (real * by.cosine - imaginary * by.sine);
-            row[i + 1] = turning.gain * (real * by.sine + imaginary * by.cosine);
-            continue;
-        }
-        const float other = Cx::shuffle(row[i], turned ? Cx::lane() + apart : Cx::lane());
-        if (!turned) continue;
+    change_in_turn<1>(row, [&](uint32_t i, float(&one)[1]) {
+        const float other = Cx::shuffle(one[0], turned ? Cx::lane() + apart : Cx::lane());
+        if (!turned) return;
         const uint32_t pair = is_real ? first + i : first + i - pairs;
         const turning_factor by = turning_of<Cx>(turning, position, pair);
-        row[i] = turning.gain * (is_real ? row[i] * by.cosine - other * by.sine
-                                         : other * by.sine + row[i] * by.cosine);
-    }
+        one[0] = turning.gain * (is_real ? one[0] * by.cosine - other * by.sine
+                                         : other * by.sine + one[0] * by.cosine);
+    });
 }
 
 }  // namespace kvrt::kernels

@@ -111,7 +111,7 @@ kv_status create_table(kvrt_device* device, uint64_t words, uint64_t staging_byt
                        void** out_address) {
     KVRT_TRY(device->staging.create(device->context, staging_bytes));
     // Without the kernel, every run of lines is a copy.
-    KVRT_TRY(device->table.create(device->context, device->allocator, words, 0xffffffffu,
+    KVRT_TRY(device->table.create(device->context, device->allocator, words,
                                   device->functions.spread().handle));
     *out_address = reinterpret_cast<void*>(device->table.address());
     return KV_OK;

@@ -11,6 +11,7 @@ namespace {
 /// So many runs of lines are copied one by one: each costs a call, as the kernel does.
 constexpr uint32_t most_copied_runs = 4;
 constexpr uint64_t no_line = ~uint64_t{0};
+constexpr uint32_t nothing = 0xffffffffu;
 
 uint64_t spread_bytes(uint64_t count) {
     return kernels::spread_words_at(count) + count * line_bytes;
@@ -39,9 +40,8 @@ device_table::~device_table() {
 }
 
 status device_table::create(device_context& device, host_allocator& allocator, uint64_t words,
-                            uint32_t filler, function_handle spread) {
+                            function_handle spread) {
     device_ = &device;
-    filler_ = filler;
     spread_ = spread;
     const uint64_t lines = ceil_divide<uint64_t>(words, line_words);
     if (lines > 0xffffffffu) {
@@ -55,10 +55,7 @@ status device_table::create(device_context& device, host_allocator& allocator, u
     const current_context here(device);
     KVRT_TRY(here.state());
     KVRT_TRY(device.allocate(lines * line_bytes, "cuMemAlloc (tables)", memory_));
-    std::fill(image_.begin(), image_.end(), filler);
-    for (uint64_t line = 0; line < lines; ++line) marks_[line / 64] |= uint64_t{1} << line % 64;
-    for (uint64_t i = 0; i < marks_.size(); ++i) groups_[i / 64] |= uint64_t{1} << i % 64;
-    pending_ = lines;
+    std::fill(image_.begin(), image_.end(), nothing);
     return KV_OK;
 }
 
@@ -80,7 +77,7 @@ void device_table::write(uint64_t first, const uint32_t* words, uint64_t count) 
 }
 
 void device_table::forget(uint64_t first, uint64_t count) {
-    std::fill_n(image_.data() + first, count, filler_);
+    std::fill_n(image_.data() + first, count, nothing);
     for (uint64_t line = first / line_words; line * line_words < first + count; ++line) mark(line);
 }
 
@@ -122,7 +119,20 @@ uint32_t device_table::runs_up_to(uint32_t most) const {
     return runs;
 }
 
+/// The device's own words become what the image began with.
+status device_table::begin(stream_handle stream) {
+    const current_context here(*device_);
+    KVRT_TRY(here.state());
+    KVRT_TRY(check_stream(*device_, stream, "upload"));
+    KVRT_TRY(device_->check(
+        device_->calls().fill_bytes(memory_, 0xff, image_.size() * sizeof(uint32_t), stream),
+        "cuMemsetD8Async (tables)"));
+    begun_ = true;
+    return KV_OK;
+}
+
 status device_table::upload(staging_ring& ring, stream_handle stream) {
+    if (!begun_) KVRT_TRY(begin(stream));
     while (pending_ != 0) {
         const bool copies =
             spread_ == nullptr || runs_up_to(most_copied_runs + 1) <= most_copied_runs;

@@ -24,17 +24,17 @@ class device_table {
     /// The ring and the steps in flight have ended: they wait for whoever uses the table.
     ~device_table();
 
-    /// All words are `filler`, on the device too once they are uploaded. `spread` may be null: then
-    /// every run of lines is a copy.
+    /// All words are -1, on the device from the first upload on. `spread` may be null: then every
+    /// run of lines is a copy.
     status create(device_context& device, host_allocator& allocator, uint64_t words,
-                  uint32_t filler, function_handle spread);
+                  function_handle spread);
 
     /// What the device shall have from the next upload on. Costs nothing where it has a whole line
     /// of it already.
     void write(uint64_t first, const uint32_t* words, uint64_t count);
     void write(uint64_t index, uint32_t word) { write(index, &word, 1); }
     uint32_t read(uint64_t index) const { return image_[index]; }
-    /// Something else may have written to [first, first + count): all become filler, with the next
+    /// Something else may have written to [first, first + count): all become -1, with the next
     /// upload on the device too. `first` begins a line.
     void forget(uint64_t first, uint64_t count);
 
@@ -51,6 +51,7 @@ class device_table {
   private:
     uint64_t find_line(uint64_t from) const;
     uint32_t runs_up_to(uint32_t most) const;
+    status begin(stream_handle stream);
     void mark(uint64_t line);
     void unmark(uint64_t line);
     status copy_runs(staging_ring& ring, stream_handle stream);
@@ -58,13 +59,13 @@ class device_table {
     status launch_spread(staging_ring& ring, stream_handle stream, uint32_t count);
 
     device_context* device_ = nullptr;
-    uint32_t filler_ = 0;
     function_handle spread_ = nullptr;
     device_pointer memory_ = 0;
     host_array<uint32_t> image_;   ///< whole lines
     host_array<uint64_t> marks_;   ///< a bit for each line that is pending,
     host_array<uint64_t> groups_;  ///< and one for each word of marks that has any
     uint64_t pending_ = 0;
+    bool begun_ = false;
 };
 
 }  // namespace kvrt::cuda

@@ -100,8 +100,9 @@ status device_rounds::create(step_context& context) {
     const model_geometry& model = context.store->model;
     if (!context.verbs.available) return KV_OK;
     for (const layer_geometry& layer : model.layers) {
-        if (layer.alibi_slopes == nullptr || !model.lanes[layer.first_lane].evictable) continue;
-        return prepare(context);
+        const lane_geometry& lane = model.lanes[layer.first_lane];
+        const bool reads = layer.alibi_slopes != nullptr || lane.layout.keys.turning != nullptr;
+        if (reads && lane.evictable) return prepare(context);
     }
     return KV_OK;
 }

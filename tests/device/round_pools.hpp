@@ -23,6 +23,7 @@ inline std::vector<kv_layer> layers_for_rounds(const kv_rope& rope) {
     made[1].value_format = KV_FORMAT_INT4_TOKEN;
     made[2].window = 40;
     made[2].window_sinks = 4;
+    made[2].alibi_slopes = slopes;
     made[3].key_format = made[3].value_format = KV_FORMAT_BF16;
     made[3].flags = KV_LAYER_LANE_PER_HEAD;
     return made;
@@ -38,8 +39,8 @@ struct rope_of_tests {
 
 /// Twin pools whose sequences have policies.
 struct round_pools : rope_of_tests, twin_pools {
-    explicit round_pools(uint32_t flags = 0)
-        : twin_pools(flags, layers_for_rounds(rope_of_tests::rope)) {}
+    explicit round_pools(uint32_t flags = 0, const kvrt_plugin* plugin = nullptr)
+        : twin_pools(flags, layers_for_rounds(rope_of_tests::rope), plugin) {}
 
     /// The same means of queries in both.
     void give_statistics() {

@@ -55,6 +55,23 @@ TEST_CASE("what the host cannot know of positions is refused, not guessed") {
         REQUIRE(kv_seq_get_positions(pools.pools[1], sequence.of[1], 0, 1, 128, expected, &count) ==
                 KV_OK);
         CHECK(std::equal(positions, positions + count, expected));
+        CHECK(pools.host.fake.synchronisations() == 0);
+        kv_step* steps[2];
+        pools.host.fake.run_all();
+        pools.begin({{&sequence, 2, 2}}, steps);
+        for (uint32_t layer = 0; layer < 4; ++layer) {
+            std::vector<int32_t> exported[2];
+            for (uint32_t i = 0; i < 2; ++i) {
+                kv_tables tables = KV_INIT(kv_tables);
+                REQUIRE(kv_step_export(steps[i], layer, &tables) == KV_OK);
+                exported[i].resize(tables.slot_positions_count);
+                tables.slot_positions = exported[i].data();
+                tables.slot_positions_capacity = exported[i].size();
+                REQUIRE(kv_step_export(steps[i], layer, &tables) == KV_OK);
+            }
+            CHECK(exported[0] == exported[1]);
+        }
+        for (kv_step* step : steps) REQUIRE(kv_step_cancel(step) == KV_OK);
         for (uint32_t i = 0; i < 2; ++i) {
             CHECK(kv_seq_truncate(pools.pools[i], sequence.of[i], 60) == KV_NO_SNAPSHOT);
         }

@@ -320,3 +320,76 @@ TEST_CASE("what a wrong round would do is found by the comparison with the CPU p
     CHECK(pools.differences + pools.host.fake.violations.size() != 0);
     pools.host.fake.violations.clear();
 }
+
+namespace {
+
+/// The plugin, with a workspace for one layer of a short sequence.
+kvrt_plugin with_little_workspace() {
+    kvrt_plugin made = *kvrt_cuda_plugin();
+    made.create_rounds = [](kvrt_device* device, kvrt_round_memory* memory) {
+        kvrt_round_memory less = *memory;
+        less.lanes = less.most_rounds = 1;
+        less.most_slots = 128;
+        less.most_blocks *= 64;  // lists go up as before
+        const kv_status verdict = kvrt_cuda_plugin()->create_rounds(device, &less);
+        std::copy_n(less.positions, KVRT_MOST_POSITIONS, memory->positions);
+        return verdict;
+    };
+    return made;
+}
+
+/// Launches of the end of a step, of as many sequences as are due.
+uint64_t launches_of_rounds(round_pools& pools, std::deque<twin_sequence>& sequences) {
+    std::vector<twin_append> items;
+    for (twin_sequence& each : sequences) items.push_back({&each, 1, 1});
+    kv_step* steps[2];
+    pools.begin(items, steps);
+    twin_tensor keys = pools.make_tensor(static_cast<uint32_t>(items.size()), 2, 64);
+    pools.draw(keys);
+    pools.upload(keys)();
+    for (uint32_t l = 0; l < pools.layers(); ++l) pools.write(steps, l, keys, keys);
+    const uint64_t before = pools.host.fake.calls("cuLaunchKernel");
+    pools.end(items, steps);
+    pools.compare_reports();
+    return pools.host.fake.calls("cuLaunchKernel") - before;
+}
+
+}  // namespace
+
+TEST_CASE("sequences that are due at once go together, whatever their number") {
+    round_pools pools;
+    pools.give_statistics();
+    kv_policy policy = policy_of(KV_SCORER_TRIATTENTION);
+    policy.every = 1;
+    std::deque<twin_sequence> sequences = {start(pools, 60, &policy)};
+    pools.host.fake.run_all();
+    const uint64_t of_one = launches_of_rounds(pools, sequences);
+    CHECK(of_one == 3 * 5);  // kinds of lanes, and what a round is made of
+    for (uint32_t i = 0; i < 4; ++i) sequences.push_back(start(pools, 50 + 7 * i, &policy));
+    pools.host.fake.run_all();
+    CHECK(launches_of_rounds(pools, sequences) == of_one);
+    CHECK(pools.reports[0].compactions == 5);
+    for (const twin_sequence& each : sequences) pools.compare(each);
+    CHECK(pools.differences == 0);
+}
+
+TEST_CASE("lanes whose rows find no room beside each other are scored one behind the other") {
+    const kvrt_plugin plugin = with_little_workspace();
+    round_pools pools(0, &plugin);
+    pools.give_statistics();
+    kv_policy policy = policy_of(KV_SCORER_TRIATTENTION);
+    SUBCASE("a set for each head") {}
+    SUBCASE("a set for each layer, whose lanes stay together") {
+        policy.selection = KV_SELECT_PER_LAYER;
+    }
+    drive(pools, policy, 6);
+    CHECK(pools.differences == 0);
+    CHECK(pools.rounds >= 5);
+    policy.every = 1;
+    std::deque<twin_sequence> sequences;
+    for (uint32_t i = 0; i < 3; ++i) sequences.push_back(start(pools, 100, &policy));
+    pools.host.fake.run_all();
+    CHECK(launches_of_rounds(pools, sequences) >= 2 * 3 * 5);  // with room it is half of that
+    for (const twin_sequence& each : sequences) pools.compare(each);
+    CHECK(pools.differences == 0);
+}

@@ -57,7 +57,7 @@ struct world {
             REQUIRE(fake.table().module_load(&module, "an image") == success);
             REQUIRE(fake.table().module_function(&spread, module, spread_kernel) == success);
         }
-        REQUIRE(table->create(device, allocator, words, 0xffffffffu, spread) == KV_OK);
+        REQUIRE(table->create(device, allocator, words, spread) == KV_OK);
     }
 
     /// A kernel of a step that reads the whole table.
@@ -129,6 +129,8 @@ TEST_CASE("a full ring says so, keeps what is in flight, and goes on from there"
         CAPTURE(with_kernel);
         world of(1024, 640, with_kernel);
         of.fake.block(of.stream);
+        const std::vector<uint32_t> all(640, 5);
+        of.table->write(0, all.data(), all.size());
         // 40 lines of 64 bytes: more than the ring holds at once.
         CHECK(of.table->upload(*of.ring, of.stream) == KV_AGAIN);
         CHECK(message_has("in flight"));
@@ -148,14 +150,23 @@ TEST_CASE("a full ring says so, keeps what is in flight, and goes on from there"
         CHECK(calls < 10);
         of.look();
         of.fake.run_all();
-        CHECK(of.seen.back() == std::vector<uint32_t>(640, 0xffffffffu));
+        CHECK(of.seen.back() == all);
         of.end();
     }
 }
 
 TEST_CASE("few runs are copies, many lines one copy and one kernel") {
     world of(65536, 16 * 1024, true);
-    REQUIRE(of.table->upload(*of.ring, of.stream) == KV_OK);  // one run
+    REQUIRE(of.table->upload(*of.ring, of.stream) == KV_OK);  // nothing: the device fills its own
+    CHECK(of.fake.calls("cuMemsetD8Async") == 1);
+    CHECK(of.fake.calls("cuMemcpyHtoDAsync_v2") == 0);
+    of.look();
+    of.fake.run_all();
+    CHECK(of.seen.back() == of.image());
+    CHECK(of.image() == std::vector<uint32_t>(16 * 1024, 0xffffffffu));
+    const std::vector<uint32_t> run(16 * 100, 5);
+    of.table->write(16 * 50, run.data(), run.size());
+    REQUIRE(of.table->upload(*of.ring, of.stream) == KV_OK);
     CHECK(of.fake.calls("cuLaunchKernel") == 0);
     CHECK(of.fake.calls("cuMemcpyHtoDAsync_v2") == 1);
     of.fake.run_all();
@@ -258,6 +269,7 @@ TEST_CASE("so many batches are in flight, and no more") {
 
 TEST_CASE("uploads are for streams that are not captured, and not the default one") {
     world of(1024, 16, false);
+    of.write(3, 4);
     of.fake.begin_capture(of.stream);
     CHECK(of.table->upload(*of.ring, of.stream) == KV_INVALID);
     CHECK(of.fake.end_capture(of.stream).empty());
@@ -288,6 +300,7 @@ TEST_CASE("an upload that fails leaves its lines pending") {
 
 TEST_CASE("after a fault nothing is uploaded") {
     world of(1024, 16, false);
+    of.write(1, 2);
     of.fake.inject("cuMemcpyHtoDAsync_v2", error_launch_failed);
     CHECK(of.table->upload(*of.ring, of.stream) == KV_DEVICE);
     CHECK(message_has("CUDA_ERROR_LAUNCH_FAILED"));

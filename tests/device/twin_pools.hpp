@@ -129,10 +129,12 @@ class twin_pools_on {
         made->layout = layout;
         return made;
     }
-    /// `device` outlives it.
+    /// `device` outlives it. By `plugin` instead of the one that is found, unless it is null.
     twin_pools_on(twin_device& device, uint32_t flags,
-                  std::unique_ptr<twin_model> wanted = std::make_unique<layers_of_all_kinds>())
+                  std::unique_ptr<twin_model> wanted = std::make_unique<layers_of_all_kinds>(),
+                  const kvrt_plugin* plugin = nullptr)
         : made_for(std::move(wanted)), device_(device) {
+        if (plugin != nullptr) replace_cuda_plugin(plugin);
         for (uint32_t i = 0; i < 2; ++i) {
             kv_pool_config config = small_config(flags);
             config.device = i == 0 ? KV_DEVICE_CUDA : KV_DEVICE_CPU;
@@ -146,8 +148,9 @@ class twin_pools_on {
     }
     twin_pools_on(twin_device& device, uint32_t flags, uint32_t layout)
         : twin_pools_on(device, flags, laid_out_as(layout)) {}
-    twin_pools_on(twin_device& device, uint32_t flags, const std::vector<kv_layer>& layers)
-        : twin_pools_on(device, flags, std::make_unique<layers_given>(layers)) {}
+    twin_pools_on(twin_device& device, uint32_t flags, const std::vector<kv_layer>& layers,
+                  const kvrt_plugin* plugin = nullptr)
+        : twin_pools_on(device, flags, std::make_unique<layers_given>(layers), plugin) {}
     twin_pools_on(const twin_pools_on&) = delete;
     twin_pools_on& operator=(const twin_pools_on&) = delete;
     ~twin_pools_on() {
