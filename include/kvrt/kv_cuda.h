@@ -19,9 +19,9 @@
  * for the formats that docs/device.md names, with plugins that have kernels for the device; others
  * are UNSUPPORTED. Both may be captured (LIMIT: the step has more than one launch takes). Formats
  * that are sealed and demotion need such a plugin, too; kv_layer_stats counts what the device had
- * done when a step last began or was reserved, and has a recoding_error of NaN where rows were coded
- * again. pressure_percent demotes when a step is reserved, and is reported with that one; policies
- * run no rounds for it.
+ * done when a step last began or was reserved, and has a recoding_error of NaN where rows were
+ * coded again. pressure_percent demotes when a step is reserved, and is reported with that one;
+ * policies run no rounds for it.
  *
  * Policies and kv_compress: STREAMING, RANDOM, KEY_NORM and TRIATTENTION with statistics that were
  * given, as docs/device.md says; their rounds are enqueued behind the step, on its stream, and
@@ -72,8 +72,9 @@ typedef struct kv_cuda_device {
 KV_API KV_MUST_CHECK kv_status kv_cuda_get_device(kv_cuda_device *device);
 
 /* Whose device memory a pool lives in, instead of the driver's: that of an engine's own allocator,
- * for one. Called inside kv_cuda_pool_create and kv_pool_release, with the device's primary context
- * current, by the thread that is in there; what is released is used by nothing any more. */
+ * for one. Called with the device's primary context current, by the thread that is inside
+ * kv_cuda_pool_create or kv_pool_release, or inside the call that needs more for the first time, as
+ * the first policy does; what is released is used by nothing any more. */
 typedef struct kv_cuda_memory {
     uint32_t struct_size, flags;
     const void *next;

@@ -84,22 +84,27 @@ inline std::vector<layer_tensors> make_layers(twin_pools_on& pools, uint32_t row
     return made;
 }
 
-/// Decode steps of which the first is captured, and replayed for all. From 7 on they go past the
-/// first piece of a context.
-inline void replay_steps(twin_pools_on& pools, uint32_t rounds) {
+/// Steps of which the first is captured, with `most` rows of two of its items, and replayed for
+/// all: those have as many, or fewer. From 7 on they go past the first piece of a context.
+inline void replay_steps(twin_pools_on& pools, uint32_t rounds, uint32_t most = 1) {
     std::deque<twin_sequence> sequences;
     for (uint32_t i = 0; i < 3; ++i) sequences.push_back(pools.create());
     pools.step({{&sequences[0], 250, 250}}, true);
     pools.step({{&sequences[1], 20, 20}, {&sequences[2], 47, 47}});
-    std::vector<layer_tensors> tensors = make_layers(pools, 3);
+    std::vector<layer_tensors> tensors = make_layers(pools, 2 * most + 1);
     for (uint32_t round = 0; round < rounds; ++round) {
         CAPTURE(round);
         kv_step* steps[2];
         // Fewer items than were captured, too: of what is behind them nothing is touched.
-        std::vector<twin_append> items = {{&sequences[0], 1, 1}, {&sequences[1], 1, 1}};
-        if (round % 3 != 1) items.push_back({&sequences[2], 1, 1});
+        const auto up_to = [&](uint32_t end) {
+            return round == 0 ? end : 1 + static_cast<uint32_t>(pools.random() % end);
+        };
+        const uint32_t first = up_to(most), second = up_to(most);
+        std::vector<twin_append> items = {{&sequences[0], 1, 1}, {&sequences[1], first, 1}};
+        if (round % 3 != 1) items.push_back({&sequences[2], second, 1});
         pools.begin(items, steps);
-        const uint32_t rows = static_cast<uint32_t>(items.size());
+        uint32_t rows = 0;
+        for (const twin_append& item : items) rows += item.rows;
         if (round == 0) {
             pools.device().begin_capture();
             for (uint32_t l = 0; l < pools.layers(); ++l) {
@@ -110,7 +115,6 @@ inline void replay_steps(twin_pools_on& pools, uint32_t rounds) {
                     REQUIRE(kv_write(steps[0], l, &of.keys.on_device, &of.values.on_device) ==
                             KV_OK);
                 }
-                if (!pools.attends(l)) continue;
                 REQUIRE(kv_attend(steps[0], l, &of.queries.on_device, &of.out.on_device,
                                   &options) == KV_OK);
             }
@@ -141,7 +145,6 @@ inline void replay_steps(twin_pools_on& pools, uint32_t rounds) {
                     REQUIRE(tables.place == 0);
                 }
             }
-            if (!pools.attends(l)) continue;
             kv_attend_options options = KV_INIT(kv_attend_options);
             options.log_sum_exp = of.log_sums.host.data();
             REQUIRE(kv_attend(steps[1], l, &of.queries.on_host, &of.out.on_host, &options) ==

@@ -124,10 +124,17 @@ class twin_pools_on {
     double worst = 0.0;        ///< error, in units of the largest number of an output
     uint64_t differences = 0;  ///< stored rows, outputs beyond the bound
 
-    /// `device` outlives it.
+    static std::unique_ptr<twin_model> laid_out_as(uint32_t layout) {
+        auto made = std::make_unique<layers_of_all_kinds>();
+        made->layout = layout;
+        return made;
+    }
+    /// `device` outlives it. By `plugin` instead of the one that is found, unless it is null.
     twin_pools_on(twin_device& device, uint32_t flags,
-                  std::unique_ptr<twin_model> wanted = std::make_unique<layers_of_all_kinds>())
+                  std::unique_ptr<twin_model> wanted = std::make_unique<layers_of_all_kinds>(),
+                  const kvrt_plugin* plugin = nullptr)
         : made_for(std::move(wanted)), device_(device) {
+        if (plugin != nullptr) replace_cuda_plugin(plugin);
         for (uint32_t i = 0; i < 2; ++i) {
             kv_pool_config config = small_config(flags);
             config.device = i == 0 ? KV_DEVICE_CUDA : KV_DEVICE_CPU;
@@ -139,6 +146,11 @@ class twin_pools_on {
             REQUIRE_MESSAGE(verdict == KV_OK, std::string(message_buffer()));
         }
     }
+    twin_pools_on(twin_device& device, uint32_t flags, uint32_t layout)
+        : twin_pools_on(device, flags, laid_out_as(layout)) {}
+    twin_pools_on(twin_device& device, uint32_t flags, const std::vector<kv_layer>& layers,
+                  const kvrt_plugin* plugin = nullptr)
+        : twin_pools_on(device, flags, std::make_unique<layers_given>(layers), plugin) {}
     twin_pools_on(const twin_pools_on&) = delete;
     twin_pools_on& operator=(const twin_pools_on&) = delete;
     ~twin_pools_on() {
@@ -424,30 +436,13 @@ struct fake_side {
     cuda_host host;
     fake_twin_device fake_device{host};
 
-    /// With `plugin` instead of the one that the tests are linked with, unless it is null.
-    explicit fake_side(const kvrt_plugin* plugin) {
-        if (plugin != nullptr) replace_cuda_plugin(plugin);
-        add_kernels(host.fake, faults);
-    }
+    fake_side() { add_kernels(host.fake, faults); }
 };
 class twin_pools : public fake_side, public twin_pools_on {
   public:
-    explicit twin_pools(
-        uint32_t flags = 0,
-        std::unique_ptr<twin_model> wanted = std::make_unique<layers_of_all_kinds>(),
-        const kvrt_plugin* plugin = nullptr)
-        : fake_side(plugin), twin_pools_on(fake_device, flags, std::move(wanted)) {}
-    twin_pools(uint32_t flags, uint32_t layout) : twin_pools(flags, laid_out_as(layout)) {}
-    twin_pools(uint32_t flags, const std::vector<kv_layer>& layers,
-               const kvrt_plugin* plugin = nullptr)
-        : twin_pools(flags, std::make_unique<layers_given>(layers), plugin) {}
-
-  private:
-    static std::unique_ptr<twin_model> laid_out_as(uint32_t layout) {
-        auto made = std::make_unique<layers_of_all_kinds>();
-        made->layout = layout;
-        return made;
-    }
+    template <class... others>
+    explicit twin_pools(uint32_t flags = 0, others&&... more)
+        : twin_pools_on(fake_device, flags, std::forward<others>(more)...) {}
 };
 
 }  // namespace kvrt::cuda

@@ -42,7 +42,8 @@ TEST_CASE("steps at random: appends, drafts, forks, truncations, releases") {
 TEST_CASE("a graph of a step's launches is replayed for other steps") {
     gpu_twin_device device;
     twin_pools_on pools(device, 0);
-    replay_steps(pools, 8);
+    SUBCASE("single tokens") { replay_steps(pools, 8); }
+    SUBCASE("prompts and drafts") { replay_steps(pools, 8, 45); }
 }
 
 TEST_CASE("tables of steps that a stream has not begun are not those of later ones") {
