@@ -33,11 +33,60 @@ namespace HWY_NAMESPACE {
 template <code_kind kind>
 inline constexpr float byte_unit = is_unsigned(kind) ? 1.0f / (1 << (8 - bits_of(kind))) : 1.0f;
 
-/// What the metadata's least becomes when the middle code stands for 0 instead of their zero.
-template <code_kind kind>
-HWY_INLINE __m512 least_of_middle(__m512 step, __m512 least, __m512 zero) {
-    if constexpr (!is_unsigned(kind)) return least;
-    return _mm512_fmadd_ps(step, _mm512_sub_ps(_mm512_set1_ps(middle_code(kind)), zero), least);
+/// read_group() of operands-inl.hpp for 16 slots; where codes are unsigned, their middle one stands
+/// for 0.
+struct middle_group {
+    __m512 step, least;
+};
+template <code_kind kind, class word_source>
+HWY_INLINE middle_group read_middle_group(const coded_operand& operand, uint32_t g,
+                                          const word_source& word) {
+    const __m512 scale = _mm512_set1_ps(operand.scale);
+    const auto from_half = [](__m512i words) KVRT_INLINE_LAMBDA {
+        return _mm512_cvtph_ps(_mm512_cvtepi32_epi16(words));
+    };
+    const auto byte_of = [&](uint32_t index) KVRT_INLINE_LAMBDA {
+        return _mm512_and_si512(_mm512_srl_epi32(word(index / 4), _mm_cvtsi32_si128(index % 4 * 8)),
+                                _mm512_set1_epi32(0xff));
+    };
+    const auto scaled = [&](__m512 step, __mmask16 is_nan) KVRT_INLINE_LAMBDA {
+        const __m512 nan = _mm512_set1_ps(std::numeric_limits<float>::quiet_NaN());
+        return _mm512_mul_ps(_mm512_mask_mov_ps(step, is_nan, nan), scale);
+    };
+    const __m512 none = _mm512_setzero_ps();
+    switch (operand.reading.groups) {
+        case group_kind::none:
+            return {scale, none};
+        case group_kind::f16_step:
+            return {
+                _mm512_mul_ps(
+                    from_half(_mm512_srl_epi32(word(g / 2), _mm_cvtsi32_si128(g % 2 * 16))), scale),
+                none};
+        case group_kind::f16_step_least: {
+            const __m512i both = word(g);
+            const __m512 step = _mm512_mul_ps(from_half(both), scale);
+            const float middle = is_unsigned(kind) ? middle_code(kind) : 0.0f;
+            return {step, _mm512_fmadd_ps(step, _mm512_set1_ps(middle),
+                                          from_half(_mm512_srli_epi32(both, 16)))};
+        }
+        case group_kind::f32_step:
+            return {_mm512_mul_ps(_mm512_castsi512_ps(word(0)), scale), none};
+        case group_kind::e4m3_step: {
+            // Never negative. As a half it is 2^-8 of its number.
+            const __m512i magnitude = _mm512_and_si512(byte_of(g), _mm512_set1_epi32(0x7f));
+            const __m512 step =
+                _mm512_mul_ps(from_half(_mm512_slli_epi32(magnitude, 7)), _mm512_set1_ps(256.0f));
+            return {scaled(step, _mm512_cmpeq_epi32_mask(magnitude, _mm512_set1_epi32(0x7f))),
+                    none};
+        }
+        default: {
+            const __m512i byte = byte_of(g);
+            const __m512 step =
+                _mm512_mask_mov_ps(_mm512_castsi512_ps(_mm512_slli_epi32(byte, 23)),
+                                   _mm512_testn_epi32_mask(byte, byte), _mm512_set1_ps(0x1p-127f));
+            return {scaled(step, _mm512_cmpeq_epi32_mask(byte, _mm512_set1_epi32(0xff))), none};
+        }
+    }
 }
 
 /// Parts of a group whose codes share bytes.
@@ -152,24 +201,18 @@ template <code_kind kind>
 HWY_INLINE void read_keys(const std::byte* const* tiles, const std::byte* const* next_tiles,
                           uint32_t tile_count, const coded_operand& keys,
                           const amx_query_shape& shape, bool in_place, amx_keys& out) {
-    const hn::CappedTag<float, slot_group> d;
     const uint32_t code_words = keys.code_bytes / record_word;
     for (uint32_t t = 0; t < tile_count; ++t) {
         stay_awake();
         const std::byte* metadata = tiles[t] + code_words * amx_row_bytes;
         uint32_t at = 0;
         for (uint32_t g = 0; g < keys.groups; ++g) {
-            const auto group = read_group(d, keys, g, [&](uint32_t m) {
-                return hn::Vec<hn::Rebind<uint32_t, decltype(d)>>{
-                    _mm512_loadu_si512(metadata + m * amx_row_bytes)};
+            const auto group = read_middle_group<kind>(keys, g, [&](uint32_t m) KVRT_INLINE_LAMBDA {
+                return _mm512_loadu_si512(metadata + m * amx_row_bytes);
             });
             const __m512 unit = _mm512_set1_ps(byte_unit<kind>);
-            _mm512_store_ps(out.step[g] + 16 * t, _mm512_mul_ps(group.step.raw, unit));
-            if (keys.has_least()) {
-                _mm512_store_ps(
-                    out.least[g] + 16 * t,
-                    least_of_middle<kind>(group.step.raw, group.least.raw, group.zero.raw));
-            }
+            _mm512_store_ps(out.step[g] + 16 * t, _mm512_mul_ps(group.step, unit));
+            if (keys.has_least()) _mm512_store_ps(out.least[g] + 16 * t, group.least);
             if (in_place) continue;
             expand_group<kind>(tiles[t] + at, next_tiles[t] + at, keys.channels(g),
                                out.rows[t] + g * shape.padded / 4 * amx_row_bytes);

@@ -31,14 +31,33 @@ namespace HWY_NAMESPACE {
 namespace {
 
 constexpr uint32_t run_groups = run_slots / slot_group;
+constexpr uint32_t max_together = 8;  // query heads that share a pass over a tile
+
+// Scores and weights of a span are [run][max_together][run_slots]: floats from run to run.
+constexpr uint32_t span_stride = max_together * run_slots;
 
 // Where the tiles of a run lie, and the ones to prefetch meanwhile.
 struct run_tiles {
-    const std::byte* keys[run_groups];
-    const std::byte* values[run_groups];
-    const std::byte* next_keys[run_groups];
-    const std::byte* next_values[run_groups];
+    const std::byte* const* keys;
+    const std::byte* const* values;
+    const std::byte* const* next_keys;
+    const std::byte* const* next_values;
     uint32_t groups;
+};
+
+// The same of a span.
+struct span_tiles {
+    const std::byte* keys[span_runs * run_groups];
+    const std::byte* values[span_runs * run_groups];
+    const std::byte* next_keys[span_runs * run_groups];
+    const std::byte* next_values[span_runs * run_groups];
+    uint32_t groups;
+
+    run_tiles of_run(uint32_t r) const {
+        const uint32_t g = r * run_groups;
+        return {keys + g, values + g, next_keys + g, next_values + g,
+                HWY_MIN(run_groups, groups - g)};
+    }
 };
 
 // ---- Which codes, which way ---------------------------------------------------------------------
@@ -102,6 +121,10 @@ class piece_shapes {
     piece_shapes(const piece_shapes&) = delete;
     piece_shapes& operator=(const piece_shapes&) = delete;
 
+    /// Whether more than a run's weights are worth making at once: sums of values stay in tile
+    /// registers meanwhile.
+    bool long_spans() const { return used_; }
+
     /// Called between products.
     void stay_ready() const {
         if (used_) keep_amx_awake();
@@ -115,6 +138,7 @@ class piece_shapes {
 
 struct piece_shapes {
     explicit piece_shapes(const tile_layout&) {}
+    bool long_spans() const { return false; }
     void stay_ready() const {}
 };
 
@@ -163,7 +187,8 @@ void score_coded(const run_tiles& tiles, const tile_layout& layout, bool float_q
     }
 }
 
-void add_coded_values(const run_tiles& tiles, const tile_layout& layout, uint32_t head,
+/// Of slots [first, end) of a span.
+void add_coded_values(const span_tiles& tiles, const tile_layout& layout, uint32_t head,
                       uint32_t heads, const float* weights, uint32_t first, uint32_t end,
                       float* out) {
     const coded_operand values(layout.values, head);
@@ -173,15 +198,23 @@ void add_coded_values(const run_tiles& tiles, const tile_layout& layout, uint32_
             with_heads(std::min(4u, heads - done), [&](auto count) {
                 constexpr uint32_t some = decltype(count)::value;
                 const auto run = [&](auto* kernel) {
-                    kernel(tiles.values, tiles.next_values, values, weights + done * run_slots,
-                           first, end, out + done * values.dim);
+                    for (uint32_t r = first / run_slots; r * run_slots < end; ++r) {
+                        const run_tiles part = tiles.of_run(r);
+                        const uint32_t begin = r * run_slots;
+                        kernel(part.values, part.next_values, values,
+                               weights + r * span_stride + done * run_slots,
+                               std::max(first, begin) - begin,
+                               std::min(end, begin + run_slots) - begin, out + done * values.dim);
+                    }
                 };
 #if HWY_TARGET == HWY_AVX3
                 if (multiplies_tiles(layout, layout.values)) {
                     if constexpr (is_fp8(kind)) {
                         return run(&add_amx_fp8_values<kind, some>);
                     } else {
-                        return run(&add_amx_record_values<kind, some>);
+                        return add_amx_record_values<kind, some>(
+                            tiles.values, tiles.next_values, values, weights + done * run_slots,
+                            span_stride, first, end, out + done * values.dim);
                     }
                 }
                 if constexpr (is_multiplied(kind)) {
@@ -316,7 +349,7 @@ bool reads_codes() { return true; }
 
 void score_coded(const run_tiles&, const tile_layout&, bool, uint32_t, uint32_t, const std::byte*,
                  uint32_t, float*) {}
-void add_coded_values(const run_tiles&, const tile_layout&, uint32_t, uint32_t, const float*,
+void add_coded_values(const span_tiles&, const tile_layout&, uint32_t, uint32_t, const float*,
                       uint32_t, uint32_t, float*) {}
 void encode_query_heads(const tile_layout&, uint32_t, const float*, std::byte*, uint8_t*) {}
 struct sealed_tile {

@@ -48,6 +48,9 @@ struct sealed_tile {
 
 /// How codes of tiles are multiplied: as floats.
 struct float_products {
+    using groups = value_groups;
+    static constexpr bool has_zeros = true;
+
     /// queries are [heads], `stride` floats apart.
     template <code_kind kind, uint32_t heads>
     static void score(const std::byte* const* tiles, const std::byte* const* next_tiles,
@@ -142,7 +145,7 @@ HWY_NOINLINE void add_tile_values(const sealed_tile& from, uint32_t place,
     const std::byte* steps = factors + dim * 2;
     const std::byte* leasts = steps + from.operand.tile_tokens * 2;
     const coded_operand values = coded_operand::of_tile(from.operand);
-    value_groups groups;
+    typename products::groups groups;
     const auto middle = hn::Set(d, middle_code(kind));
     for (uint32_t slot = first / slot_group * slot_group; slot < round_up(end, slot_group);
          slot += lanes) {
@@ -154,7 +157,7 @@ HWY_NOINLINE void add_tile_values(const sealed_tile& from, uint32_t place,
         const auto least = hn::IfThenElseZero(inside, load_halves(d, leasts + (place + slot) * 2));
         hn::Store(step, d, groups.step[0] + slot);
         hn::Store(hn::MulAdd(middle, step, least), d, groups.least[0] + slot);
-        hn::Store(middle, d, groups.zero[0] + slot);
+        if constexpr (products::has_zeros) hn::Store(middle, d, groups.zero[0] + slot);
     }
     alignas(64) float sums[heads * widest_row];
     std::fill_n(sums, heads * dim, 0.0f);
