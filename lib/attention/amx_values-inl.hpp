@@ -231,9 +231,13 @@ HWY_NOINLINE void add_grouped_values(const value_rows& rows, const value_rows& n
             const __mmask16 lanes = first_lanes(some.count);
             each_of<heads>([&](auto h) KVRT_INLINE_LAMBDA {
                 const __m512 sum = joined_rows(span.sums[i] + h * amx_parts);
-                add_masked(out + h * values.dim + some.first, lanes,
-                           _mm512_fmadd_ps(sum, _mm512_set1_ps(left.unit[h]),
-                                           _mm512_set1_ps(left.offset[h])));
+                __m512 more = _mm512_fmadd_ps(sum, _mm512_set1_ps(left.unit[h]),
+                                              _mm512_set1_ps(left.offset[h]));
+                if (groups.has_factors) {
+                    more = _mm512_mul_ps(more,
+                                         _mm512_maskz_loadu_ps(lanes, groups.factors + some.first));
+                }
+                add_masked(out + h * values.dim + some.first, lanes, more);
             });
         }
     };
@@ -300,15 +304,23 @@ HWY_INLINE void expand_wide(const std::byte* row, std::size_t row_bytes, uint32_
     });
 }
 
-/// Sums of four such tiles, times their unit, go to 64 channels.
-HWY_INLINE void add_wide_sums(const __m512 (&sum)[4], __m512 unit, __m512 offset, float* out) {
+/// Sums of four such tiles, times their unit, and times `factors` unless that is null, go to 64
+/// channels.
+HWY_INLINE void add_wide_sums(const __m512 (&sum)[4], __m512 unit, __m512 offset,
+                              const float* factors, float* out) {
     const __m512 low = _mm512_shuffle_f32x4(sum[0], sum[1], 0x44);
     const __m512 high = _mm512_shuffle_f32x4(sum[0], sum[1], 0xee);
     const __m512 low_after = _mm512_shuffle_f32x4(sum[2], sum[3], 0x44);
     const __m512 high_after = _mm512_shuffle_f32x4(sum[2], sum[3], 0xee);
     const auto add = [&](uint32_t channel, __m512 more) KVRT_INLINE_LAMBDA {
-        const __m512 total = _mm512_add_ps(_mm512_loadu_ps(out + channel), offset);
-        _mm512_storeu_ps(out + channel, _mm512_fmadd_ps(more, unit, total));
+        __m512 total = _mm512_loadu_ps(out + channel);
+        if (factors != nullptr) {
+            total = _mm512_fmadd_ps(_mm512_fmadd_ps(more, unit, offset),
+                                    _mm512_loadu_ps(factors + channel), total);
+        } else {
+            total = _mm512_fmadd_ps(more, unit, _mm512_add_ps(total, offset));
+        }
+        _mm512_storeu_ps(out + channel, total);
     };
     add(0, _mm512_shuffle_f32x4(low, low_after, 0x88));
     add(16, _mm512_shuffle_f32x4(low, low_after, 0xdd));
@@ -359,6 +371,7 @@ HWY_NOINLINE void add_wide_values(const value_rows& rows, const value_rows& next
                 sum[i] = joined_rows(run.sums[four % 2][i] + h * amx_parts);
             });
             add_wide_sums(sum, _mm512_set1_ps(run.left.unit[h]), _mm512_set1_ps(run.left.offset[h]),
+                          groups.has_factors ? groups.factors + channel : nullptr,
                           out + h * values.dim + channel);
         });
     };
@@ -409,7 +422,7 @@ HWY_NOINLINE void add_amx_record_values(const std::byte* const* tiles,
 /// The same of a run of tiles (tiles-inl.hpp), whose metadata are folded into queries and weights.
 struct amx_products {
     using groups = amx_groups;
-    static constexpr bool has_zeros = false;
+    static constexpr bool takes_factors = true;
 
     template <code_kind kind, uint32_t heads>
     static void score(const std::byte* const* tiles, const std::byte* const* next_tiles,

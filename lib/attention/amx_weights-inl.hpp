@@ -52,6 +52,8 @@ struct span_part {
 struct amx_groups {
     alignas(64) float step[most_groups][span_slots];
     alignas(64) float least[most_groups][span_slots];  ///< where the operand has one
+    bool has_factors = false;
+    alignas(64) float factors[widest_row];  ///< of channels: of tiles
 };
 
 /// Weights times the steps of a group, as whole numbers of a power of two: rows of `left`, over the
