@@ -146,6 +146,12 @@ HWY_INLINE __mmask16 first_lanes(uint32_t count) {
     return static_cast<__mmask16>(count >= 16 ? 0xffffu : (1u << count) - 1);
 }
 
+/// Which slots of the v-th 16 lie in [first, end).
+HWY_INLINE __mmask16 lanes_inside(uint32_t first, uint32_t end, uint32_t v) {
+    return static_cast<__mmask16>(first_lanes(end - HWY_MIN(end, 16 * v)) &
+                                  ~first_lanes(first - HWY_MIN(first, 16 * v)));
+}
+
 /// What the largest of some magnitudes makes of them: whole numbers up to largest_number.
 struct number_scale {
     float factor = 0.0f;  ///< 0 also where there is no usable one

@@ -122,9 +122,7 @@ HWY_INLINE void read_span_groups(const coded_operand& values, const value_rows& 
             });
         }
         const __m512i* metadata = words + (4 * fours - meta_words);
-        const __mmask16 inside =
-            static_cast<__mmask16>(first_lanes(HWY_MIN(end - HWY_MIN(end, 16 * v), 16u)) &
-                                   ~first_lanes(HWY_MIN(first - HWY_MIN(first, 16 * v), 16u)));
+        const __mmask16 inside = lanes_inside(first, end, v);
         for (uint32_t g = 0; g < values.groups; ++g) {
             const auto group = read_middle_group<kind>(
                 values, g,

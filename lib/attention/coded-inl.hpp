@@ -17,6 +17,7 @@
 #include <cmath>
 #include <type_traits>
 
+#include "attention/amx_folded-inl.hpp"
 #include "attention/amx_fp8-inl.hpp"
 #include "attention/amx_values-inl.hpp"
 #include "attention/codes-inl.hpp"
@@ -148,9 +149,10 @@ struct piece_shapes {
 
 #if HWY_TARGET != HWY_SCALAR
 
+/// Slots [first, end) of the run count.
 void score_coded(const run_tiles& tiles, const tile_layout& layout, bool float_queries,
                  uint32_t head, uint32_t heads, const std::byte* queries, uint32_t query_bytes,
-                 float* scores) {
+                 [[maybe_unused]] uint32_t first, [[maybe_unused]] uint32_t end, float* scores) {
     const coded_operand keys(layout.keys, head);
     for (uint32_t done = 0; done < heads; done += 4) {
         key_kinds::call(keys.reading.codes, [&](auto kind_constant) {
@@ -166,6 +168,14 @@ void score_coded(const run_tiles& tiles, const tile_layout& layout, bool float_q
                     if constexpr (is_fp8(kind)) {
                         return run(&score_amx_fp8<kind, some>);
                     } else {
+                        if constexpr (kind == code_kind::e2m1_nibbles) {
+                            if (has_folded_keys(keys) &&
+                                score_folded<some>(tiles.keys, tiles.next_keys, tiles.groups, keys,
+                                                   queries + done * query_bytes, query_bytes, first,
+                                                   end, scores + done * run_slots)) {
+                                return;
+                            }
+                        }
                         return run(&score_amx_codes<kind, some>);
                     }
                 }
@@ -275,18 +285,20 @@ void add_sealed_values(const run_tiles& tiles, const tile_layout& layout, const 
 
 /// Whether a channel is so far above the others of its group that 24 bits for the largest leave the
 /// others too few: 1e-5 of a score would be lost from about 300 times on.
-bool has_large_channel(const float* query, const coded_operand& keys) {
+bool has_large_channel(const float* group, uint32_t count) {
     constexpr float large = 64.0f;
+    float largest = 0.0f, sum = 0.0f;
+    for (uint32_t i = 0; i < count; ++i) {
+        const float magnitude = std::abs(group[i]);
+        largest = std::max(largest, magnitude);
+        sum += magnitude;
+    }
+    const float others = (sum - largest) / static_cast<float>(count);
+    return largest > large * others && others > 0.0f;
+}
+bool has_large_channel(const float* query, const coded_operand& keys) {
     for (uint32_t g = 0; g < keys.groups; ++g) {
-        const float* group = query + g * keys.group;
-        float largest = 0.0f, sum = 0.0f;
-        for (uint32_t i = 0; i < keys.channels(g); ++i) {
-            const float magnitude = std::abs(group[i]);
-            largest = std::max(largest, magnitude);
-            sum += magnitude;
-        }
-        const float others = (sum - largest) / static_cast<float>(keys.channels(g));
-        if (largest > large * others && others > 0.0f) return true;
+        if (has_large_channel(query + g * keys.group, keys.channels(g))) return true;
     }
     return false;
 }
@@ -336,6 +348,9 @@ void encode_query_heads(const tile_layout& layout, uint32_t query_heads, const f
             encode_fp8_query<code_kind::e5m2_bytes>(query, keys, bytes, target);
         } else if (tiles) {
             encode_amx_query(query, keys, bytes, target);
+            if (has_folded_keys(keys)) {
+                encode_folded_query(query, keys, bytes, has_large_channel(query, keys.dim), target);
+            }
         } else {
             encode_query(query, keys, target);
         }
@@ -348,7 +363,7 @@ bool reads_codes() { return true; }
 #else
 
 void score_coded(const run_tiles&, const tile_layout&, bool, uint32_t, uint32_t, const std::byte*,
-                 uint32_t, float*) {}
+                 uint32_t, uint32_t, uint32_t, float*) {}
 void add_coded_values(const span_tiles&, const tile_layout&, uint32_t, uint32_t, const float*,
                       uint32_t, uint32_t, float*) {}
 void encode_query_heads(const tile_layout&, uint32_t, const float*, std::byte*, uint8_t*) {}

@@ -307,7 +307,7 @@ struct decoder {
             const std::byte* coded =
                 piece.coded_queries + uint64_t{head * group + done} * query_bytes;
             score_coded(part.tiles, layout, piece.float_queries[head] != 0, head, heads, coded,
-                        query_bytes, scores);
+                        query_bytes, part.first - part.run, part.end - part.run, scores);
             if (layout.keys.format->needs_channels) {
                 score_means(layout, slot_positions, part.end - part.first, heads, coded,
                             query_bytes, scores + (part.first - part.run));
@@ -524,7 +524,9 @@ uint32_t coded_query_bytes(const tile_layout& layout) {
     // Three rows of digits of a byte per channel, and two numbers of each group in their tails
     // (amx-inl.hpp), are more than floats and a sum per group (records-inl.hpp), or the same
     // digits, two floats and three sums per group (codes-inl.hpp).
-    return 3 * (round_up(keys.dim, 64u) + 128 + mean_query_bytes(keys));
+    const uint32_t rows = 3 * (round_up(keys.dim, 64u) + 128 + mean_query_bytes(keys));
+    // Twice where steps are powers of two (amx_folded-inl.hpp).
+    return keys.format->reading.groups == group_kind::e8m0_step ? 2 * rows : rows;
 }
 
 uint32_t mean_query_offset(const tile_layout& layout) {
