@@ -190,6 +190,29 @@ HWY_INLINE void expand_group(const std::byte* from, const std::byte* next, uint3
     }
 }
 
+/// Rows of a query that are one group stay in registers 1 to 4, 64 bytes of each in one: in what
+/// has the shape of sums, and of rows of weights.
+HWY_INLINE void keep_query_rows(const std::byte* rows, std::size_t stride, uint32_t bytes) {
+    load_tile<1>(rows, stride);
+    if (bytes > 1 * amx_row_bytes) load_tile<2>(rows + 1 * amx_row_bytes, stride);
+    if (bytes > 2 * amx_row_bytes) load_tile<3>(rows + 2 * amx_row_bytes, stride);
+    if (bytes > 3 * amx_row_bytes) load_tile<4>(rows + 3 * amx_row_bytes, stride);
+}
+/// The k-th of them times `rows`, into sums in register 0.
+HWY_INLINE void multiply_kept_rows(uint32_t k, const std::byte* rows) {
+    load_tile<right_of_values>(rows, amx_row_bytes);
+    switch (k) {
+        case 0:
+            return multiply_bytes<0, 1, right_of_values>();
+        case 1:
+            return multiply_bytes<0, 2, right_of_values>();
+        case 2:
+            return multiply_bytes<0, 3, right_of_values>();
+        default:
+            return multiply_bytes<0, 4, right_of_values>();
+    }
+}
+
 /// What becomes of sums of products with queries: scores of 16 slots.
 template <uint32_t heads>
 struct key_sums {
@@ -257,8 +280,13 @@ HWY_NOINLINE void score_expanded(const std::byte* const* tiles, const std::byte*
     const auto multiply = [&](uint32_t t, uint32_t g) KVRT_INLINE_LAMBDA {
         zero_tile<0>();
         for (uint32_t k = 0; k < shape.padded; k += shape.key_bytes) {
+            const std::byte* rows = run.rows(t, g) + k / 4 * amx_row_bytes;
+            if (keys.groups == 1) {
+                multiply_kept_rows(k / amx_row_bytes, rows);
+                continue;
+            }
             load_tile<left_of_keys>(queries + g * shape.padded + k, shape.stride);
-            load_tile<right_of_keys>(run.rows(t, g) + k / 4 * amx_row_bytes, amx_row_bytes);
+            load_tile<right_of_keys>(rows, amx_row_bytes);
             multiply_bytes<0, left_of_keys, right_of_keys>();
         }
         store_tile<0>(run.sums(t, g), amx_row_bytes);
@@ -273,6 +301,7 @@ HWY_NOINLINE void score_expanded(const std::byte* const* tiles, const std::byte*
         joined.join(g, group, byte_unit<kind>, run.sums(t, g));
     };
     stay_awake();
+    if (keys.groups == 1) keep_query_rows(queries, shape.stride, shape.padded);
     for (uint32_t t = 0; t < tile_count + 2; ++t) {
         for (uint32_t g = 0; g < keys.groups; ++g) {
             if (t < tile_count) expand(t, g);
@@ -327,8 +356,8 @@ HWY_NOINLINE void score_bytes(const std::byte* const* tiles, const std::byte* co
 
 template <code_kind kind, uint32_t heads>
 HWY_NOINLINE void score_amx_codes(const std::byte* const* tiles, const std::byte* const* next_tiles,
-                                uint32_t tile_count, const coded_operand& keys,
-                                const std::byte* queries, uint32_t query_bytes, float* scores) {
+                                  uint32_t tile_count, const coded_operand& keys,
+                                  const std::byte* queries, uint32_t query_bytes, float* scores) {
     if constexpr (kind == code_kind::signed_bytes) {
         // Unless a product would take what lies behind them.
         const amx_query_shape shape(keys, query_bytes);

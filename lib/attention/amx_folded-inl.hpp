@@ -28,7 +28,7 @@ inline constexpr uint32_t most_places = 3;  // that a code is shifted by: 12 << 
 
 /// Whether keys may be taken so: all bytes of their metadata are exponents.
 inline bool has_folded_keys(const coded_operand& keys) {
-    return keys.reading.groups == group_kind::e8m0_step &&
+    return keys.reading.groups == group_kind::e8m0_step && keys.group == 32 &&
            keys.reading.codes == code_kind::e2m1_nibbles && keys.groups % 4 == 0;
 }
 
@@ -122,6 +122,8 @@ HWY_NOINLINE bool score_folded(const std::byte* const* tiles, const std::byte* c
         if (!read_places(metadata, keys.groups / 4, seen, places[t])) return false;
     }
     amx_keys run(grouped);
+    const uint32_t products = keys.dim / amx_row_bytes;  // of two groups each
+    keep_query_rows(queries + shape.rows_at(), shape.stride, keys.dim);
     const __m512i numbers = _mm512_load_si512(all_placed_numbers.number);
     const __m512i nibble = _mm512_set1_epi8(0x0f);
     const auto expand = [&](uint32_t t, uint32_t g) KVRT_INLINE_LAMBDA {
@@ -134,7 +136,7 @@ HWY_NOINLINE bool score_folded(const std::byte* const* tiles, const std::byte* c
                             _mm512_broadcast_i32x4(
                                 _mm_setr_epi8(0, 0, 0, 0, 4, 4, 4, 4, 8, 8, 8, 8, 12, 12, 12, 12)));
         const __m512i place = _mm512_shuffle_epi8(_mm512_load_si512(places[t].below[g / 4]), order);
-        std::byte* out = run.rows(t, g);
+        std::byte* out = run.rows(t, 0) + 2 * g * words * amx_row_bytes;
         for (uint32_t w = 0; w < words; ++w) {
             __builtin_prefetch(next + w * amx_row_bytes, 0, 2);
             const __m512i codes = _mm512_loadu_si512(from + w * amx_row_bytes);
@@ -146,13 +148,10 @@ HWY_NOINLINE bool score_folded(const std::byte* const* tiles, const std::byte* c
                                _mm512_permutexvar_epi8(high, numbers));
         }
     };
-    const auto multiply = [&](uint32_t t, uint32_t g) KVRT_INLINE_LAMBDA {
-        if (g == 0) zero_tile<0>();
-        const std::byte* left = queries + shape.rows_at() + g * keys.group;
-        load_tile<left_of_keys>(left, shape.stride);
-        load_tile<right_of_keys>(run.rows(t, g), amx_row_bytes);
-        multiply_bytes<0, left_of_keys, right_of_keys>();
-        if (g + 1 == keys.groups) store_tile<0>(run.sums(t, 0), amx_row_bytes);
+    const auto multiply = [&](uint32_t t, uint32_t k) KVRT_INLINE_LAMBDA {
+        if (k == 0) zero_tile<0>();
+        multiply_kept_rows(k, run.rows(t, 0) + k * 16 * amx_row_bytes);
+        if (k + 1 == products) store_tile<0>(run.sums(t, 0), amx_row_bytes);
     };
     const auto join = [&](uint32_t t) KVRT_INLINE_LAMBDA {
         const __m512i largest = _mm512_load_si512(places[t].largest);
@@ -169,9 +168,12 @@ HWY_NOINLINE bool score_folded(const std::byte* const* tiles, const std::byte* c
         });
     };
     for (uint32_t t = 0; t < tile_count + 2; ++t) {
-        for (uint32_t g = 0; g < keys.groups; ++g) {
-            if (t < tile_count) expand(t, g);
-            if (t >= 1 && t <= tile_count) multiply(t - 1, g);
+        for (uint32_t k = 0; k < products; ++k) {
+            if (t < tile_count) {
+                expand(t, 2 * k);
+                expand(t, 2 * k + 1);
+            }
+            if (t >= 1 && t <= tile_count) multiply(t - 1, k);
         }
         if (t >= 2) join(t - 2);
         if (t < tile_count) prefetch_lines(next_tiles[t], code_words, keys.layout.words);
