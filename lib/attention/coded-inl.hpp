@@ -1,7 +1,7 @@
 // Decode attention over codes, however they are multiplied: as floats (records-inl.hpp,
 // tiles-inl.hpp), with 8-bit dot products (codes-inl.hpp) or by AMX (amx_codes-inl.hpp,
-// amx_values-inl.hpp, amx_fp8-inl.hpp), chosen by the processor and the codes. Include it per
-// target.
+// amx_folded-inl.hpp, amx_values-inl.hpp, amx_fp8-inl.hpp), chosen by the processor and the codes.
+// Include it per target.
 
 // Per-target include guard.
 #if defined(KVRT_ATTENTION_CODED_INL_HPP) == defined(HWY_TARGET_TOGGLE)
