@@ -304,6 +304,35 @@ TEST_CASE("windows that begin anywhere in a span of runs, whose rows differ in s
     }
 }
 
+TEST_CASE("keys whose groups differ in size by some binary places") {
+    started_executor one(1);
+    for (const uint32_t id : {uint32_t{KV_FORMAT_MXFP4}, uint32_t{KV_FORMAT_NVFP4}}) {
+        // Up to 3 of mxfp4 fit into a byte beside the code.
+        for (const float size : {1.0f, 0x1p-2f, 0x1p-3f, 0x1p-4f, 0x1p-5f, 0.0f}) {
+            for (const uint32_t dim : {128u, 256u}) {
+                CAPTURE(size);
+                std::mt19937 random(dim);
+                constexpr uint32_t slots = 150;
+                problem drawn(make_cache({id, id}, tile_order::native, 16, dim, dim, slots, 7), 4,
+                              1, slots, random);
+                std::normal_distribution<float> normal;
+                drawn.cache.fill(slots, [&](bool) {
+                    std::vector<float> row(dim);
+                    const uint32_t small = random() % (dim / 32);
+                    for (uint32_t i = 0; i < dim; ++i) {
+                        row[i] = normal(random) * (i / 32 == small ? size : 1.0f);
+                    }
+                    return row;
+                });
+                CAPTURE(in_words(drawn));
+                const definition expected(drawn);
+                on_every_way(
+                    drawn, [&] { CHECK(distance(expected, run(drawn, one.threads)) < tolerance); });
+            }
+        }
+    }
+}
+
 TEST_CASE("static scales change what formats hold that take them, and nothing of the others") {
     started_executor one(1);
     on_every_target([&] {
