@@ -146,6 +146,12 @@ HWY_INLINE __mmask16 first_lanes(uint32_t count) {
     return static_cast<__mmask16>(count >= 16 ? 0xffffu : (1u << count) - 1);
 }
 
+/// Which slots of the v-th 16 lie in [first, end).
+HWY_INLINE __mmask16 lanes_inside(uint32_t first, uint32_t end, uint32_t v) {
+    return static_cast<__mmask16>(first_lanes(end - HWY_MIN(end, 16 * v)) &
+                                  ~first_lanes(first - HWY_MIN(first, 16 * v)));
+}
+
 /// What the largest of some magnitudes makes of them: whole numbers up to largest_number.
 struct number_scale {
     float factor = 0.0f;  ///< 0 also where there is no usable one
@@ -171,17 +177,19 @@ HWY_INLINE float magnitude_of(__m512i largest) {
     return std::bit_cast<float>(_mm512_reduce_max_epi32(largest));
 }
 
-/// Whole numbers of 64 slots or channels -> a byte of each for its lowest, middle and highest
-/// digit. Words of 4 bytes come out as packing leaves them: the (4 l + m)-th is that of the 4 from
-/// 4 (4 m + l) on.
-HWY_INLINE void pack_digits(const __m512i (&numbers)[4], __m512i (&bytes)[amx_parts]) {
+/// What is added to whole numbers before they are taken apart: with 128 more in each digit none
+/// borrows from the next.
+inline constexpr int32_t raised_digits = 0x00808080;
+
+/// Raised whole numbers of 64 slots or channels -> a byte of each for its lowest, middle and
+/// highest digit. Words of 4 bytes come out as packing leaves them: the (4 l + m)-th is that of the
+/// 4 from 4 (4 m + l) on.
+HWY_INLINE void pack_digits(const __m512i (&raised)[4], __m512i (&bytes)[amx_parts]) {
     __m512i words[4];  // in each 128 bits: of 4 numbers, those of each digit
     each_of<4>([&](auto m) __attribute__((always_inline)) {
-        // With 128 added to each digit none borrows from the next: they are the bytes.
-        const __m512i raised = _mm512_add_epi32(numbers[m], _mm512_set1_epi32(0x00808080));
-        words[m] =
-            _mm512_shuffle_epi8(raised, _mm512_broadcast_i32x4(_mm_setr_epi8(
-                                            0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15)));
+        words[m] = _mm512_shuffle_epi8(
+            raised[m], _mm512_broadcast_i32x4(
+                           _mm_setr_epi8(0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15)));
     });
     const __m512i low = _mm512_unpacklo_epi32(words[0], words[1]);
     const __m512i low_after = _mm512_unpacklo_epi32(words[2], words[3]);
@@ -213,6 +221,7 @@ HWY_INLINE void split_query_group(const float* query, uint32_t count, const amx_
         each_of<4>([&](auto v) __attribute__((always_inline)) {
             numbers[v] = _mm512_cvtps_epi32(_mm512_mul_ps(load(at + 16 * v), factor));
             total = _mm512_add_epi32(total, numbers[v]);
+            numbers[v] = _mm512_add_epi32(numbers[v], _mm512_set1_epi32(raised_digits));
         });
         pack_digits(numbers, bytes);
         const __mmask64 inside = shape.padded - at >= amx_row_bytes

@@ -33,11 +33,60 @@ namespace HWY_NAMESPACE {
 template <code_kind kind>
 inline constexpr float byte_unit = is_unsigned(kind) ? 1.0f / (1 << (8 - bits_of(kind))) : 1.0f;
 
-/// What the metadata's least becomes when the middle code stands for 0 instead of their zero.
-template <code_kind kind>
-HWY_INLINE __m512 least_of_middle(__m512 step, __m512 least, __m512 zero) {
-    if constexpr (!is_unsigned(kind)) return least;
-    return _mm512_fmadd_ps(step, _mm512_sub_ps(_mm512_set1_ps(middle_code(kind)), zero), least);
+/// read_group() of operands-inl.hpp for 16 slots; where codes are unsigned, their middle one stands
+/// for 0.
+struct middle_group {
+    __m512 step, least;
+};
+template <code_kind kind, class word_source>
+HWY_INLINE middle_group read_middle_group(const coded_operand& operand, uint32_t g,
+                                          const word_source& word) {
+    const __m512 scale = _mm512_set1_ps(operand.scale);
+    const auto from_half = [](__m512i words) KVRT_INLINE_LAMBDA {
+        return _mm512_cvtph_ps(_mm512_cvtepi32_epi16(words));
+    };
+    const auto byte_of = [&](uint32_t index) KVRT_INLINE_LAMBDA {
+        return _mm512_and_si512(_mm512_srl_epi32(word(index / 4), _mm_cvtsi32_si128(index % 4 * 8)),
+                                _mm512_set1_epi32(0xff));
+    };
+    const auto scaled = [&](__m512 step, __mmask16 is_nan) KVRT_INLINE_LAMBDA {
+        const __m512 nan = _mm512_set1_ps(std::numeric_limits<float>::quiet_NaN());
+        return _mm512_mul_ps(_mm512_mask_mov_ps(step, is_nan, nan), scale);
+    };
+    const __m512 none = _mm512_setzero_ps();
+    switch (operand.reading.groups) {
+        case group_kind::none:
+            return {scale, none};
+        case group_kind::f16_step:
+            return {
+                _mm512_mul_ps(
+                    from_half(_mm512_srl_epi32(word(g / 2), _mm_cvtsi32_si128(g % 2 * 16))), scale),
+                none};
+        case group_kind::f16_step_least: {
+            const __m512i both = word(g);
+            const __m512 step = _mm512_mul_ps(from_half(both), scale);
+            const float middle = is_unsigned(kind) ? middle_code(kind) : 0.0f;
+            return {step, _mm512_fmadd_ps(step, _mm512_set1_ps(middle),
+                                          from_half(_mm512_srli_epi32(both, 16)))};
+        }
+        case group_kind::f32_step:
+            return {_mm512_mul_ps(_mm512_castsi512_ps(word(0)), scale), none};
+        case group_kind::e4m3_step: {
+            // Never negative. As a half it is 2^-8 of its number.
+            const __m512i magnitude = _mm512_and_si512(byte_of(g), _mm512_set1_epi32(0x7f));
+            const __m512 step =
+                _mm512_mul_ps(from_half(_mm512_slli_epi32(magnitude, 7)), _mm512_set1_ps(256.0f));
+            return {scaled(step, _mm512_cmpeq_epi32_mask(magnitude, _mm512_set1_epi32(0x7f))),
+                    none};
+        }
+        default: {
+            const __m512i byte = byte_of(g);
+            const __m512 step =
+                _mm512_mask_mov_ps(_mm512_castsi512_ps(_mm512_slli_epi32(byte, 23)),
+                                   _mm512_testn_epi32_mask(byte, byte), _mm512_set1_ps(0x1p-127f));
+            return {scaled(step, _mm512_cmpeq_epi32_mask(byte, _mm512_set1_epi32(0xff))), none};
+        }
+    }
 }
 
 /// Parts of a group whose codes share bytes.
@@ -106,13 +155,6 @@ HWY_INLINE __m512 joined_rows(const int32_t (*rows)[16]) {
 /// The most words of bytes that a row takes, its groups padded.
 inline constexpr uint32_t most_padded_words = widest_row / 4;
 
-/// Of a run's keys: what the metadata of groups say, and rows of `right`.
-struct amx_keys {
-    alignas(64) float step[most_groups][run_slots];
-    alignas(64) float least[most_groups][run_slots];
-    alignas(64) std::byte rows[run_tiles_of_16][most_padded_words * amx_row_bytes];
-};
-
 /// A group of 16 keys as signed bytes, a word for each 4 of its channels.
 template <code_kind kind>
 HWY_INLINE void expand_group(const std::byte* from, const std::byte* next, uint32_t channels,
@@ -148,48 +190,140 @@ HWY_INLINE void expand_group(const std::byte* from, const std::byte* next, uint3
     }
 }
 
-template <code_kind kind>
-HWY_INLINE void read_keys(const std::byte* const* tiles, const std::byte* const* next_tiles,
-                          uint32_t tile_count, const coded_operand& keys,
-                          const amx_query_shape& shape, bool in_place, amx_keys& out) {
-    const hn::CappedTag<float, slot_group> d;
-    const uint32_t code_words = keys.code_bytes / record_word;
-    for (uint32_t t = 0; t < tile_count; ++t) {
-        stay_awake();
-        const std::byte* metadata = tiles[t] + code_words * amx_row_bytes;
-        uint32_t at = 0;
-        for (uint32_t g = 0; g < keys.groups; ++g) {
-            const auto group = read_group(d, keys, g, [&](uint32_t m) {
-                return hn::Vec<hn::Rebind<uint32_t, decltype(d)>>{
-                    _mm512_loadu_si512(metadata + m * amx_row_bytes)};
-            });
-            const __m512 unit = _mm512_set1_ps(byte_unit<kind>);
-            _mm512_store_ps(out.step[g] + 16 * t, _mm512_mul_ps(group.step.raw, unit));
-            if (keys.has_least()) {
-                _mm512_store_ps(
-                    out.least[g] + 16 * t,
-                    least_of_middle<kind>(group.step.raw, group.least.raw, group.zero.raw));
-            }
-            if (in_place) continue;
-            expand_group<kind>(tiles[t] + at, next_tiles[t] + at, keys.channels(g),
-                               out.rows[t] + g * shape.padded / 4 * amx_row_bytes);
-            at += keys.channels(g) * bits_of(kind) / 32 * amx_row_bytes;
-        }
-        prefetch_lines(next_tiles[t], code_words, keys.layout.words);
+/// Rows of a query that are one group stay in registers 1 to 4, 64 bytes of each in one: in what
+/// has the shape of sums, and of rows of weights.
+HWY_INLINE void keep_query_rows(const std::byte* rows, std::size_t stride, uint32_t bytes) {
+    load_tile<1>(rows, stride);
+    if (bytes > 1 * amx_row_bytes) load_tile<2>(rows + 1 * amx_row_bytes, stride);
+    if (bytes > 2 * amx_row_bytes) load_tile<3>(rows + 2 * amx_row_bytes, stride);
+    if (bytes > 3 * amx_row_bytes) load_tile<4>(rows + 3 * amx_row_bytes, stride);
+}
+/// The k-th of them times `rows`, into sums in register 0.
+HWY_INLINE void multiply_kept_rows(uint32_t k, const std::byte* rows) {
+    load_tile<right_of_values>(rows, amx_row_bytes);
+    switch (k) {
+        case 0:
+            return multiply_bytes<0, 1, right_of_values>();
+        case 1:
+            return multiply_bytes<0, 2, right_of_values>();
+        case 2:
+            return multiply_bytes<0, 3, right_of_values>();
+        default:
+            return multiply_bytes<0, 4, right_of_values>();
     }
 }
 
-/// scores[h][group * 16 + slot] = query h . key, for `heads` queries from encode_amx_query.
+/// What becomes of sums of products with queries: scores of 16 slots.
+template <uint32_t heads>
+struct key_sums {
+    const amx_query_shape& shape;
+    const std::byte* queries;
+    uint32_t query_bytes;
+    bool has_least;
+    float* scores;  ///< of the first head's 16 slots
+
+    /// Sums of group g; those of the first begin the scores.
+    HWY_INLINE void join(uint32_t g, const middle_group& group, float unit,
+                         const int32_t (*sums)[16]) const {
+        const __m512 step = _mm512_mul_ps(group.step, _mm512_set1_ps(unit));
+        each_of<heads>([&](auto h) KVRT_INLINE_LAMBDA {
+            const amx_query_numbers query(shape, queries + h * query_bytes);
+            float* at = scores + h * run_slots;
+            const __m512 sum =
+                _mm512_mul_ps(joined_rows(sums + h * amx_parts), _mm512_set1_ps(query.scale[g]));
+            const __m512 before = g == 0 ? _mm512_setzero_ps() : _mm512_loadu_ps(at);
+            __m512 total = _mm512_fmadd_ps(sum, step, before);
+            if (has_least) {
+                total = _mm512_fmadd_ps(group.least, _mm512_set1_ps(query.sum[g]), total);
+            }
+            _mm512_storeu_ps(at, total);
+        });
+    }
+};
+
+/// Rows of `right` and sums of two tiles, groups as far apart in both. The four begin so far from
+/// each other that what is loaded for a group is no multiple of 4 KiB from what was stored for it
+/// and the one before: such loads would wait.
+class amx_keys {
+  public:
+    explicit amx_keys(const amx_query_shape& shape)
+        : stride_(HWY_MAX(shape.padded / 4 * amx_row_bytes, amx_rows * amx_row_bytes)) {}
+    std::byte* rows(uint32_t tile, uint32_t g) { return of(tile % 2, g); }
+    int32_t (*sums(uint32_t tile, uint32_t g))[16] {
+        return reinterpret_cast<int32_t(*)[16]>(of(2 + tile % 2, g));
+    }
+
+  private:
+    static constexpr uint32_t page = 4096;
+    static constexpr uint32_t begin[4] = {0, page / 2, 1280, page / 2 + 1280};
+    std::byte* of(uint32_t which, uint32_t g) {
+        return memory_[which] + begin[which] + g * stride_;
+    }
+    uint32_t stride_;
+    alignas(64) std::byte memory_[4][most_groups * amx_rows * amx_row_bytes + page];
+};
+
+/// scores[h][tile * 16 + slot] = query h . key, for `heads` queries from encode_amx_query. While
+/// codes of a tile become bytes, products of the one before are on their way, and sums of the one
+/// before that are joined.
 template <code_kind kind, uint32_t heads>
-HWY_NOINLINE void score_amx_codes(const std::byte* const* tiles, const std::byte* const* next_tiles,
-                                  uint32_t tile_count, const coded_operand& keys,
-                                  const std::byte* queries, uint32_t query_bytes, float* scores) {
+HWY_NOINLINE void score_expanded(const std::byte* const* tiles, const std::byte* const* next_tiles,
+                                 uint32_t tile_count, const coded_operand& keys,
+                                 const std::byte* queries, uint32_t query_bytes, float* scores) {
     const amx_query_shape shape(keys, query_bytes);
+    const uint32_t code_words = keys.code_bytes / record_word;
+    amx_keys run(shape);
+    const auto expand = [&](uint32_t t, uint32_t g) KVRT_INLINE_LAMBDA {
+        const uint32_t at = g * keys.group * bits_of(kind) / 32 * amx_row_bytes;
+        expand_group<kind>(tiles[t] + at, next_tiles[t] + at, keys.channels(g), run.rows(t, g));
+    };
+    const auto multiply = [&](uint32_t t, uint32_t g) KVRT_INLINE_LAMBDA {
+        zero_tile<0>();
+        for (uint32_t k = 0; k < shape.padded; k += shape.key_bytes) {
+            const std::byte* rows = run.rows(t, g) + k / 4 * amx_row_bytes;
+            if (keys.groups == 1) {
+                multiply_kept_rows(k / amx_row_bytes, rows);
+                continue;
+            }
+            load_tile<left_of_keys>(queries + g * shape.padded + k, shape.stride);
+            load_tile<right_of_keys>(rows, amx_row_bytes);
+            multiply_bytes<0, left_of_keys, right_of_keys>();
+        }
+        store_tile<0>(run.sums(t, g), amx_row_bytes);
+    };
+    const auto join = [&](uint32_t t, uint32_t g) KVRT_INLINE_LAMBDA {
+        const std::byte* metadata = tiles[t] + code_words * amx_row_bytes;
+        const auto group = read_middle_group<kind>(keys, g, [&](uint32_t m) KVRT_INLINE_LAMBDA {
+            return _mm512_loadu_si512(metadata + m * amx_row_bytes);
+        });
+        const key_sums<heads> joined{shape, queries, query_bytes, keys.has_least(),
+                                     scores + t * slot_group};
+        joined.join(g, group, byte_unit<kind>, run.sums(t, g));
+    };
+    stay_awake();
+    if (keys.groups == 1) keep_query_rows(queries, shape.stride, shape.padded);
+    for (uint32_t t = 0; t < tile_count + 2; ++t) {
+        for (uint32_t g = 0; g < keys.groups; ++g) {
+            if (t < tile_count) expand(t, g);
+            if (t >= 1 && t <= tile_count) multiply(t - 1, g);
+            if (t >= 2) join(t - 2, g);
+        }
+        if (t < tile_count) prefetch_lines(next_tiles[t], code_words, keys.layout.words);
+    }
+}
+
+/// The same of bytes, which are multiplied where they lie: all tiles of a group at once.
+template <uint32_t heads>
+HWY_NOINLINE void score_bytes(const std::byte* const* tiles, const std::byte* const* next_tiles,
+                              uint32_t tile_count, const coded_operand& keys,
+                              const std::byte* queries, uint32_t query_bytes, float* scores) {
+    constexpr code_kind kind = code_kind::signed_bytes;
+    const amx_query_shape shape(keys, query_bytes);
+    const uint32_t code_words = keys.code_bytes / record_word;
     alignas(64) int32_t sums[run_tiles_of_16][amx_rows][16];
-    amx_keys run;
-    // Bytes are multiplied where they lie, unless a product would take what lies behind them.
-    const bool in_place = kind == code_kind::signed_bytes && keys.dim == shape.codes;
-    read_keys<kind>(tiles, next_tiles, tile_count, keys, shape, in_place, run);
+    for (uint32_t t = 0; t < tile_count; ++t) {
+        prefetch_lines(next_tiles[t], code_words, keys.layout.words);
+    }
     const auto multiply = [&](uint32_t g) KVRT_INLINE_LAMBDA {
         const uint32_t first = g * shape.padded;
         each_of<run_tiles_of_16>([&](auto t) KVRT_INLINE_LAMBDA { zero_tile<t>(); });
@@ -197,9 +331,8 @@ HWY_NOINLINE void score_amx_codes(const std::byte* const* tiles, const std::byte
             load_tile<left_of_keys>(queries + k, shape.stride);
             each_of<run_tiles_of_16>([&](auto t) KVRT_INLINE_LAMBDA {
                 if (t >= tile_count) return;
-                if (in_place) prefetch_lines(next_tiles[t], k / 4, (k + shape.key_bytes) / 4);
-                const std::byte* right = in_place ? tiles[t] : run.rows[t];
-                load_tile<right_of_keys>(right + k / 4 * amx_row_bytes, amx_row_bytes);
+                prefetch_lines(next_tiles[t], k / 4, (k + shape.key_bytes) / 4);
+                load_tile<right_of_keys>(tiles[t] + k / 4 * amx_row_bytes, amx_row_bytes);
                 multiply_bytes<t, left_of_keys, right_of_keys>();
             });
         }
@@ -207,28 +340,33 @@ HWY_NOINLINE void score_amx_codes(const std::byte* const* tiles, const std::byte
             if (t < tile_count) store_tile<t>(sums[t], amx_row_bytes);
         });
     };
-    const auto join = [&](uint32_t g) KVRT_INLINE_LAMBDA {
-        each_of<heads>([&](auto h) KVRT_INLINE_LAMBDA {
-            const amx_query_numbers query(shape, queries + h * query_bytes);
-            const __m512 scale = _mm512_set1_ps(query.scale[g]);
-            const __m512 sum_of_query = _mm512_set1_ps(query.sum[g]);
-            for (uint32_t t = 0; t < tile_count; ++t) {
-                float* at = scores + h * run_slots + t * slot_group;
-                const __m512 sum = _mm512_mul_ps(joined_rows(sums[t] + h * amx_parts), scale);
-                const __m512 before = g == 0 ? _mm512_setzero_ps() : _mm512_loadu_ps(at);
-                __m512 total = _mm512_fmadd_ps(sum, _mm512_load_ps(run.step[g] + 16 * t), before);
-                if (keys.has_least()) {
-                    total =
-                        _mm512_fmadd_ps(_mm512_load_ps(run.least[g] + 16 * t), sum_of_query, total);
-                }
-                _mm512_storeu_ps(at, total);
-            }
-        });
-    };
     for (uint32_t g = 0; g < keys.groups; ++g) {
         multiply(g);
-        join(g);
+        for (uint32_t t = 0; t < tile_count; ++t) {
+            const std::byte* metadata = tiles[t] + code_words * amx_row_bytes;
+            const auto group = read_middle_group<kind>(keys, g, [&](uint32_t m) KVRT_INLINE_LAMBDA {
+                return _mm512_loadu_si512(metadata + m * amx_row_bytes);
+            });
+            const key_sums<heads> joined{shape, queries, query_bytes, keys.has_least(),
+                                         scores + t * slot_group};
+            joined.join(g, group, byte_unit<kind>, sums[t]);
+        }
     }
+}
+
+template <code_kind kind, uint32_t heads>
+HWY_NOINLINE void score_amx_codes(const std::byte* const* tiles, const std::byte* const* next_tiles,
+                                  uint32_t tile_count, const coded_operand& keys,
+                                  const std::byte* queries, uint32_t query_bytes, float* scores) {
+    if constexpr (kind == code_kind::signed_bytes) {
+        // Unless a product would take what lies behind them.
+        const amx_query_shape shape(keys, query_bytes);
+        if (keys.dim == shape.codes) {
+            return score_bytes<heads>(tiles, next_tiles, tile_count, keys, queries, query_bytes,
+                                      scores);
+        }
+    }
+    score_expanded<kind, heads>(tiles, next_tiles, tile_count, keys, queries, query_bytes, scores);
 }
 
 #undef KVRT_INLINE_LAMBDA

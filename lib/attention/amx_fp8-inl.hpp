@@ -371,7 +371,7 @@ HWY_NOINLINE void add_amx_fp8_values(const std::byte* const* tiles,
             each_of<4>([&](auto i) KVRT_INLINE_LAMBDA {
                 sum[i] = sum_of_rows(run.sums[b][i] + h * amx_parts);
             });
-            add_wide_sums(sum, _mm512_set1_ps(run.left.unit[h]), _mm512_setzero_ps(),
+            add_wide_sums(sum, _mm512_set1_ps(run.left.unit[h]), _mm512_setzero_ps(), nullptr,
                           out + h * values.dim + 64 * b);
         });
     };

@@ -12,7 +12,7 @@
 
 #include <hwy/highway.h>
 
-#include "attention/amx_codes-inl.hpp"
+#include "attention/amx_weights-inl.hpp"
 
 #if HWY_TARGET == HWY_AVX3
 
@@ -22,99 +22,7 @@ namespace HWY_NAMESPACE {
 
 #define KVRT_INLINE_LAMBDA __attribute__((always_inline))
 
-/// Weights times the steps of a group, as whole numbers of a power of two: rows of `left`, over the
-/// run's slots in the order of pack_digits. What leasts add to each channel.
-struct amx_weights {
-    alignas(64) std::byte rows[amx_rows][run_slots];
-    alignas(16) float unit[amx_heads];  ///< NaN where a product is not finite
-    alignas(16) float offset[amx_heads];
-};
-
 inline constexpr uint32_t packed_place(uint32_t quad) { return quad % 4 * 4 + quad / 4; }
-
-/// Combines all lanes of each of four vectors: lane i of any four has those of vector i.
-template <class callable>
-HWY_INLINE __m512i lanes_together(const __m512i (&v)[4], const callable& both) {
-    const __m512i a = both(_mm512_unpacklo_epi32(v[0], v[1]), _mm512_unpackhi_epi32(v[0], v[1]));
-    const __m512i b = both(_mm512_unpacklo_epi32(v[2], v[3]), _mm512_unpackhi_epi32(v[2], v[3]));
-    const __m512i four = both(_mm512_unpacklo_epi64(a, b), _mm512_unpackhi_epi64(a, b));
-    const __m512i two = both(four, _mm512_shuffle_i64x2(four, four, 0x4e));
-    return both(two, _mm512_shuffle_i64x2(two, two, 0xb1));
-}
-
-/// Lane h of all four lanes.
-template <uint32_t h>
-HWY_INLINE __m512 one_of_four(__m512i of_heads) {
-    return _mm512_castsi512_ps(
-        _mm512_shuffle_epi32(of_heads, static_cast<_MM_PERM_ENUM>(h * 0x55)));
-}
-
-/// weights are 0 outside [first, end) wherever whole vectors of 16 slots reach.
-template <code_kind kind, uint32_t heads>
-HWY_INLINE void split_weights(const value_groups& groups, bool has_least, const float* weights,
-                              uint32_t g, uint32_t first, uint32_t end, amx_weights& out) {
-    const auto inside = [&](uint32_t v)
-                            KVRT_INLINE_LAMBDA { return v >= first / 16 && v < (end + 15) / 16; };
-    __m512 products[heads][run_tiles_of_16];
-    __m512i peaks[amx_heads], sums[amx_heads];
-    each_of<amx_heads>([&](auto h)
-                           KVRT_INLINE_LAMBDA { peaks[h] = sums[h] = _mm512_setzero_si512(); });
-    each_of<run_tiles_of_16>([&](auto v) KVRT_INLINE_LAMBDA {
-        if (!inside(v)) {
-            each_of<heads>([&](auto h)
-                               KVRT_INLINE_LAMBDA { products[h][v] = _mm512_setzero_ps(); });
-            return;
-        }
-        const __m512 step = _mm512_load_ps(groups.step[g] + 16 * v);
-        __m512 least = _mm512_setzero_ps();
-        if (has_least) {
-            least = least_of_middle<kind>(step, _mm512_load_ps(groups.least[g] + 16 * v),
-                                          _mm512_load_ps(groups.zero[g] + 16 * v));
-        }
-        each_of<heads>([&](auto h) KVRT_INLINE_LAMBDA {
-            const __m512 weight = _mm512_loadu_ps(weights + h * run_slots + 16 * v);
-            products[h][v] = _mm512_mul_ps(weight, step);
-            peaks[h] = larger_magnitude(peaks[h], products[h][v]);
-            if (has_least) {
-                sums[h] = _mm512_castps_si512(
-                    _mm512_fmadd_ps(weight, least, _mm512_castsi512_ps(sums[h])));
-            }
-        });
-    });
-    // The largest number has 22 bits. What is below 2^-105 keeps fewer.
-    const __m512i peak = lanes_together(
-        peaks, [](__m512i a, __m512i b) KVRT_INLINE_LAMBDA { return _mm512_max_epi32(a, b); });
-    const __m512i power =
-        _mm512_and_si512(_mm512_max_epi32(peak, _mm512_set1_epi32((127 - 105) << 23)),
-                         _mm512_set1_epi32(0x7f800000));
-    const __m512i factor = _mm512_sub_epi32(_mm512_set1_epi32((127 + 127 + 21) << 23), power);
-    const __m512i unit = _mm512_sub_epi32(power, _mm512_set1_epi32(21 << 23));
-    const __mmask16 infinite = _mm512_cmpge_epi32_mask(peak, _mm512_set1_epi32(0x7f800000));
-    const __m512 scaled = _mm512_mask_mov_ps(
-        _mm512_mul_ps(_mm512_castsi512_ps(unit), _mm512_set1_ps(byte_unit<kind>)), infinite,
-        _mm512_set1_ps(std::numeric_limits<float>::quiet_NaN()));
-    _mm_store_ps(out.unit, _mm512_castps512_ps128(scaled));
-    __m128 offset = _mm_setzero_ps();
-    if (has_least) {
-        offset = _mm512_castps512_ps128(
-            _mm512_castsi512_ps(lanes_together(sums, [](__m512i a, __m512i b) KVRT_INLINE_LAMBDA {
-                return _mm512_castps_si512(
-                    _mm512_add_ps(_mm512_castsi512_ps(a), _mm512_castsi512_ps(b)));
-            })));
-    }
-    _mm_store_ps(out.offset, offset);
-    each_of<heads>([&](auto h) KVRT_INLINE_LAMBDA {
-        const __m512 by = one_of_four<h>(factor);
-        __m512i numbers[run_tiles_of_16], bytes[amx_parts];
-        each_of<run_tiles_of_16>([&](auto v) KVRT_INLINE_LAMBDA {
-            numbers[v] = _mm512_cvtps_epi32(_mm512_mul_ps(products[h][v], by));
-        });
-        pack_digits(numbers, bytes);
-        each_of<amx_parts>([&](auto part) KVRT_INLINE_LAMBDA {
-            _mm512_store_si512(out.rows[h * amx_parts + part], bytes[part]);
-        });
-    });
-}
 
 /// Sixteen or fewer channels of a group, side by side in a tile.
 struct amx_channels {
@@ -128,11 +36,12 @@ bool has_short_groups(const coded_operand& values) {
     return values.group * bits_of(kind) == 64;
 }
 
-/// Whether the kernels take an operand: third bits of values lie 16 by 16, and short groups of
-/// values are whole.
+/// Whether the kernels take an operand: third bits of values lie 16 by 16, short groups of values
+/// are whole, and the last 16 bytes of a row lie in it.
 inline bool amx_takes(const operand_layout& operand) {
     const format_description& format = *operand.format;
     const uint32_t bits = format.code_bits;
+    if (format.code_bytes(operand.dim) < 16) return false;
     if (bits == 3) return operand.dim % 128 == 0;
     return operand.tiled() || format.group_of(operand.dim) * bits != 64 ||
            operand.dim % format.group_of(operand.dim) == 0;
@@ -190,8 +99,8 @@ struct value_chunk {
     bool upper_third;
 };
 
-/// A chunk of all rows of the run -> a tile of `right` for each part. Meanwhile the lines
-/// [first_line, end_line) of each 16 next rows are fetched.
+/// A chunk of rows of a run, vectors [first_vector, end_vector) of its span -> a tile of `right`
+/// for each part. Meanwhile the lines [first_line, end_line) of each 16 next rows are fetched.
 template <code_kind kind, bool whole, bool upper_third>
 HWY_INLINE void expand_chunk(const value_rows& rows, const value_rows& next_rows,
                              const value_chunk& chunk, bool short_groups, uint32_t first_vector,
@@ -225,54 +134,63 @@ HWY_INLINE void expand_chunk(const value_rows& rows, const value_rows& next_rows
                 }
             }
             each_of<parts>([&](auto i) KVRT_INLINE_LAMBDA {
-                _mm512_store_si512(out[i][packed_place(4 * v + q)], tile[i]);
+                _mm512_store_si512(out[i][packed_place(4 * (v % run_tiles_of_16) + q)], tile[i]);
             });
         });
     }
 }
 
-/// Of a run's values: tiles of `right`, and what they are multiplied with.
-template <uint32_t heads>
+/// Of a span's values: four tiles of `right` of a run, and of the one before, and what they are
+/// multiplied with.
 struct amx_values {
-    alignas(64) padded_tile right[most_value_tiles];
-    alignas(64) int32_t sums[2][4][amx_rows][16];
+    alignas(64) padded_tile right[2][4];
+    alignas(64) int32_t sums[4][amx_rows][16];
     amx_weights left[most_groups];
     amx_channels channels[most_value_tiles];
+    value_chunk chunks[most_value_tiles];  ///< of each tile that is its chunk's first
 };
 
-/// out[h][channel] += sum over slots [first, end) of weights[h][slot] * value. Tiles are taken four
-/// at a time: while products of the last four are on their way, the next are expanded. Tile
-/// registers load from memory alone, not from stores that are under way.
-template <code_kind kind, uint32_t heads>
-HWY_NOINLINE void add_grouped_values(const value_rows& rows, const value_rows& next_rows,
-                                     const coded_operand& values, const value_groups& groups,
-                                     const float* weights, uint32_t first, uint32_t end,
-                                     float* out) {
-    const uint32_t first_vector = first / 16, end_vector = (end + 15) / 16;
-    amx_values<heads> run;
-    const uint32_t count = list_channels<kind>(values, run.channels);
-    const bool has_least = values.has_least() || values.layout.tiled();
-    uint32_t split = 0;  // groups whose weights are
-    const bool short_groups = has_short_groups<kind>(values);
+/// The chunks of the tiles that list_channels lists.
+template <code_kind kind>
+inline void list_chunks(const coded_operand& values, const amx_channels* channels, uint32_t count,
+                        value_chunk* out) {
     constexpr uint32_t parts = parts_of_group<kind>;
-    const uint32_t lines = ceil_divide(slot_group * rows.row_bytes, 64u);
     uint32_t byte = 0;
-    const auto expand = [&](uint32_t tile) KVRT_INLINE_LAMBDA {
-        stay_awake();
-        const amx_channels& some = run.channels[tile];
-        value_chunk chunk{byte, some.count, 0, false};
-        if (short_groups) chunk.bytes = tile + parts <= count ? 16 : 8;
+    for (uint32_t tile = 0; tile < count; tile += parts) {
+        value_chunk chunk{byte, channels[tile].count, 0, false};
+        if (has_short_groups<kind>(values)) chunk.bytes = tile + parts <= count ? 16 : 8;
         if (bits_of(kind) == 3) {
             const uint32_t eighth = values.dim / 8;
             chunk.third = values.dim / 4 + byte % eighth;
             chunk.upper_third = byte >= eighth;
         }
         byte += chunk.bytes;
+        out[tile] = chunk;
+    }
+}
+
+/// out[h][channel] += sum over slots [first, end) of weights[h][slot] * value. Four tiles at a time
+/// are taken through all runs, their sums in tile registers; while products of a run are on their
+/// way, the next is expanded. Tile registers load from memory alone, not from stores that are under
+/// way.
+template <code_kind kind, uint32_t heads>
+HWY_NOINLINE void add_grouped_values(const value_rows& rows, const value_rows& next_rows,
+                                     const coded_operand& values, const amx_groups& groups,
+                                     const span_weights& weights, const span_part& part,
+                                     float* out) {
+    constexpr uint32_t parts = parts_of_group<kind>;
+    amx_values span;
+    const uint32_t count = list_channels<kind>(values, span.channels);
+    list_chunks<kind>(values, span.channels, count, span.chunks);
+    const bool has_least = values.has_least() || values.layout.tiled();
+    const bool short_groups = has_short_groups<kind>(values);
+    const uint32_t lines = ceil_divide(slot_group * rows.row_bytes, 64u);
+    const auto expand = [&](uint32_t tile, uint32_t run, padded_tile* right) KVRT_INLINE_LAMBDA {
+        const value_chunk& chunk = span.chunks[tile];
         const auto run_chunk = [&](auto whole, auto upper_third) KVRT_INLINE_LAMBDA {
             expand_chunk<kind, decltype(whole)::value, decltype(upper_third)::value>(
-                rows, next_rows, chunk, short_groups, first_vector, end_vector,
-                tile * lines / count, HWY_MIN(tile + parts, count) * lines / count,
-                run.right + tile);
+                rows, next_rows, chunk, short_groups, part.first_of(run), part.end_of(run),
+                tile * lines / count, HWY_MIN(tile + parts, count) * lines / count, right);
         };
         if (bits_of(kind) == 3 && chunk.upper_third) {
             run_chunk(std::true_type(), std::true_type());
@@ -282,49 +200,68 @@ HWY_NOINLINE void add_grouped_values(const value_rows& rows, const value_rows& n
             run_chunk(std::false_type(), std::false_type());
         }
     };
-    const auto expand_four = [&](uint32_t at) KVRT_INLINE_LAMBDA {
-        for (uint32_t tile = at; tile < HWY_MIN(at + 4, count); tile += parts) {
-            expand(tile);
-            // Weights take long to become known: chunks are expanded meanwhile.
-            for (; split <= run.channels[HWY_MIN(tile + parts, count) - 1].group; ++split) {
-                split_weights<kind, heads>(groups, has_least, weights, split, first, end,
-                                           run.left[split]);
-            }
+    const auto expand_four = [&](uint32_t at, uint32_t run, uint32_t buffer) KVRT_INLINE_LAMBDA {
+        for (uint32_t i = 0; i < HWY_MIN(4u, count - at); i += parts) {
+            expand(at + i, run, span.right[buffer] + i);
         }
     };
-    const auto multiply_four = [&](uint32_t at) KVRT_INLINE_LAMBDA {
-        auto& sums = run.sums[at / 4 % 2];
+    const auto split_four = [&](uint32_t at) KVRT_INLINE_LAMBDA {
+        const uint32_t last = span.channels[HWY_MIN(at + 4, count) - 1].group;
+        const uint32_t split = at == 0 ? 0 : span.channels[at - 1].group + 1;
+        for (uint32_t g = split; g <= last; ++g) {
+            stay_awake();
+            split_weights<kind, heads>(groups, has_least, weights, g, part, span.left[g]);
+        }
+    };
+    const auto multiply_four = [&](uint32_t at, uint32_t run, uint32_t buffer) KVRT_INLINE_LAMBDA {
         each_of<4>([&](auto i) KVRT_INLINE_LAMBDA {
             if (at + i >= count) return;
-            zero_tile<i>();
-            load_tile<left_of_values>(run.left[run.channels[at + i].group].rows, amx_row_bytes);
-            load_tile<right_of_values>(run.right[at + i], amx_row_bytes);
+            const uint32_t g = span.channels[at + i].group;
+            if (i == 0 || g != span.channels[at + i - 1].group) {
+                load_tile<left_of_values>(span.left[g].rows[run], amx_row_bytes);
+            }
+            load_tile<right_of_values>(span.right[buffer][i], amx_row_bytes);
             multiply_bytes<i, left_of_values, right_of_values>();
-        });
-        each_of<4>([&](auto i) KVRT_INLINE_LAMBDA {
-            if (at + i < count) store_tile<i>(sums[i], amx_row_bytes);
         });
     };
     const auto join_four = [&](uint32_t at) KVRT_INLINE_LAMBDA {
         for (uint32_t i = 0; i < HWY_MIN(4u, count - at); ++i) {
-            const amx_channels& some = run.channels[at + i];
-            const amx_weights& left = run.left[some.group];
+            const amx_channels& some = span.channels[at + i];
+            const amx_weights& left = span.left[some.group];
             const __mmask16 lanes = first_lanes(some.count);
             each_of<heads>([&](auto h) KVRT_INLINE_LAMBDA {
-                const __m512 sum = joined_rows(run.sums[at / 4 % 2][i] + h * amx_parts);
-                add_masked(out + h * values.dim + some.first, lanes,
-                           _mm512_fmadd_ps(sum, _mm512_set1_ps(left.unit[h]),
-                                           _mm512_set1_ps(left.offset[h])));
+                const __m512 sum = joined_rows(span.sums[i] + h * amx_parts);
+                __m512 more = _mm512_fmadd_ps(sum, _mm512_set1_ps(left.unit[h]),
+                                              _mm512_set1_ps(left.offset[h]));
+                if (groups.has_factors) {
+                    more = _mm512_mul_ps(more,
+                                         _mm512_maskz_loadu_ps(lanes, groups.factors + some.first));
+                }
+                add_masked(out + h * values.dim + some.first, lanes, more);
             });
         }
     };
-    expand_four(0);
+    const uint32_t first_run = part.first_run(), end_run = part.end_run();
+    uint32_t buffer = 0;
+    stay_awake();
+    expand_four(0, first_run, buffer);
+    split_four(0);
     for (uint32_t at = 0; at < count; at += 4) {
-        if (at + 4 < count) expand_four(at + 4);
-        multiply_four(at);
-        if (at != 0) join_four(at - 4);
+        each_of<4>([&](auto i) KVRT_INLINE_LAMBDA { zero_tile<i>(); });
+        for (uint32_t run = first_run; run < end_run; ++run, buffer ^= 1) {
+            if (run + 1 < end_run) {
+                expand_four(at, run + 1, buffer ^ 1);
+            } else if (at + 4 < count) {
+                expand_four(at + 4, first_run, buffer ^ 1);
+            }
+            multiply_four(at, run, buffer);
+        }
+        each_of<4>([&](auto i) KVRT_INLINE_LAMBDA {
+            if (at + i < count) store_tile<i>(span.sums[i], amx_row_bytes);
+        });
+        if (at + 4 < count) split_four(at + 4);
+        join_four(at);
     }
-    join_four((count - 1) / 4 * 4);
 }
 
 /// Whether rows are one group, taken 64 bytes of codes at a time.
@@ -336,7 +273,6 @@ bool has_wide_rows(const coded_operand& values) {
 /// What a run of such rows is multiplied from and with. Interleaving 64 bytes of rows within lanes
 /// leaves channels apart: of four tiles of a part, columns 4 L ... 4 L + 3 of tile i are channels
 /// 16 L + 4 i ... 16 L + 4 i + 3.
-template <uint32_t heads>
 struct wide_values {
     alignas(64) padded_tile right[widest_row / 16];
     alignas(64) int32_t sums[2][4][amx_rows][16];
@@ -368,15 +304,23 @@ HWY_INLINE void expand_wide(const std::byte* row, std::size_t row_bytes, uint32_
     });
 }
 
-/// Sums of four such tiles, times their unit, go to 64 channels.
-HWY_INLINE void add_wide_sums(const __m512 (&sum)[4], __m512 unit, __m512 offset, float* out) {
+/// Sums of four such tiles, times their unit, and times `factors` unless that is null, go to 64
+/// channels.
+HWY_INLINE void add_wide_sums(const __m512 (&sum)[4], __m512 unit, __m512 offset,
+                              const float* factors, float* out) {
     const __m512 low = _mm512_shuffle_f32x4(sum[0], sum[1], 0x44);
     const __m512 high = _mm512_shuffle_f32x4(sum[0], sum[1], 0xee);
     const __m512 low_after = _mm512_shuffle_f32x4(sum[2], sum[3], 0x44);
     const __m512 high_after = _mm512_shuffle_f32x4(sum[2], sum[3], 0xee);
     const auto add = [&](uint32_t channel, __m512 more) KVRT_INLINE_LAMBDA {
-        const __m512 total = _mm512_add_ps(_mm512_loadu_ps(out + channel), offset);
-        _mm512_storeu_ps(out + channel, _mm512_fmadd_ps(more, unit, total));
+        __m512 total = _mm512_loadu_ps(out + channel);
+        if (factors != nullptr) {
+            total = _mm512_fmadd_ps(_mm512_fmadd_ps(more, unit, offset),
+                                    _mm512_loadu_ps(factors + channel), total);
+        } else {
+            total = _mm512_fmadd_ps(more, unit, _mm512_add_ps(total, offset));
+        }
+        _mm512_storeu_ps(out + channel, total);
     };
     add(0, _mm512_shuffle_f32x4(low, low_after, 0x88));
     add(16, _mm512_shuffle_f32x4(low, low_after, 0xdd));
@@ -384,27 +328,28 @@ HWY_INLINE void add_wide_sums(const __m512 (&sum)[4], __m512 unit, __m512 offset
     add(48, _mm512_shuffle_f32x4(high, high_after, 0xdd));
 }
 
-/// add_grouped_values for such rows.
+/// add_grouped_values for such rows, of one run.
 template <code_kind kind, uint32_t heads>
 HWY_NOINLINE void add_wide_values(const value_rows& rows, const value_rows& next_rows,
-                                  const coded_operand& values, const value_groups& groups,
-                                  const float* weights, uint32_t first, uint32_t end, float* out) {
+                                  const coded_operand& values, const amx_groups& groups,
+                                  const span_weights& weights, uint32_t of_run,
+                                  const span_part& vectors, float* out) {
     constexpr uint32_t parts = parts_of_group<kind>;
-    const uint32_t first_vector = first / 16, end_vector = (end + 15) / 16;
+    const uint32_t first_vector = vectors.first, end_vector = vectors.end;
     const uint32_t blocks = values.code_bytes / 64, fours = blocks * parts;
     const uint32_t lines = ceil_divide(slot_group * rows.row_bytes, 64u);
     const bool has_least = values.has_least() || values.layout.tiled();
-    wide_values<heads> run;
+    wide_values run;
     // Weights take long to become known: rows are expanded meanwhile.
     const uint32_t steps = blocks * (end_vector - first_vector), middle = (steps - 1) / 2;
     uint32_t step = 0;
     for (uint32_t b = 0; b < blocks; ++b) {
         for (uint32_t v = first_vector; v < end_vector; ++v, ++step) {
             stay_awake();
-            expand_wide<kind>(rows.tiles[v] + 64 * b, rows.row_bytes, v,
+            expand_wide<kind>(rows.tiles[v] + 64 * b, rows.row_bytes, v % run_tiles_of_16,
                               next_rows.tiles[v] + slot_group * 64 * b, run.right + 4 * parts * b);
             if (step == middle) {
-                split_weights<kind, heads>(groups, has_least, weights, 0, first, end, run.left);
+                split_weights<kind, heads>(groups, has_least, weights, 0, vectors, run.left);
             }
         }
     }
@@ -426,10 +371,11 @@ HWY_NOINLINE void add_wide_values(const value_rows& rows, const value_rows& next
                 sum[i] = joined_rows(run.sums[four % 2][i] + h * amx_parts);
             });
             add_wide_sums(sum, _mm512_set1_ps(run.left.unit[h]), _mm512_set1_ps(run.left.offset[h]),
+                          groups.has_factors ? groups.factors + channel : nullptr,
                           out + h * values.dim + channel);
         });
     };
-    load_tile<left_of_values>(run.left.rows, amx_row_bytes);
+    load_tile<left_of_values>(run.left.rows[of_run], amx_row_bytes);
     for (uint32_t four = 0; four < fours; ++four) {
         multiply_four(four);
         if (four != 0) join_four(four - 1);
@@ -444,30 +390,40 @@ HWY_NOINLINE void add_wide_values(const value_rows& rows, const value_rows& next
 /// come to lie.
 template <code_kind kind, uint32_t heads>
 HWY_NOINLINE void add_amx_values(const value_rows& rows, const value_rows& next_rows,
-                                 const coded_operand& values, const value_groups& groups,
-                                 const float* weights, uint32_t first, uint32_t end, float* out) {
-    if (has_wide_rows<kind>(values)) {
-        add_wide_values<kind, heads>(rows, next_rows, values, groups, weights, first, end, out);
-    } else {
-        add_grouped_values<kind, heads>(rows, next_rows, values, groups, weights, first, end, out);
+                                 const coded_operand& values, const amx_groups& groups,
+                                 const span_weights& weights, uint32_t first, uint32_t end,
+                                 float* out) {
+    const span_part part(first, end);
+    if (!has_wide_rows<kind>(values)) {
+        return add_grouped_values<kind, heads>(rows, next_rows, values, groups, weights, part, out);
+    }
+    for (uint32_t r = part.first_run(); r < part.end_run(); ++r) {
+        const span_part run(HWY_MAX(first, r * run_slots), HWY_MIN(end, (r + 1) * run_slots));
+        add_wide_values<kind, heads>(rows, next_rows, values, groups, weights, r, run, out);
     }
 }
 
-/// The same of records, whose metadata lie behind their codes.
+/// The same of records, whose metadata lie behind their codes. Slots are those of a span, whose
+/// weights of a run begin run_stride behind those of the run before.
 template <code_kind kind, uint32_t heads>
 HWY_NOINLINE void add_amx_record_values(const std::byte* const* tiles,
                                         const std::byte* const* next_tiles,
                                         const coded_operand& values, const float* weights,
-                                        uint32_t first, uint32_t end, float* out) {
+                                        uint32_t run_stride, uint32_t first, uint32_t end,
+                                        float* out) {
     const value_rows rows{tiles, values.layout.row_bytes()};
     const value_rows next_rows{next_tiles, values.layout.row_bytes()};
-    value_groups groups;
-    read_value_groups(values, rows, first, end, groups);
-    add_amx_values<kind, heads>(rows, next_rows, values, groups, weights, first, end, out);
+    amx_groups groups;
+    read_span_groups<kind>(values, rows, first, end, groups);
+    add_amx_values<kind, heads>(rows, next_rows, values, groups, {weights, run_stride}, first, end,
+                                out);
 }
 
-/// The same of tiles (tiles-inl.hpp), whose metadata are folded into queries and weights.
+/// The same of a run of tiles (tiles-inl.hpp), whose metadata are folded into queries and weights.
 struct amx_products {
+    using groups = amx_groups;
+    static constexpr bool takes_factors = true;
+
     template <code_kind kind, uint32_t heads>
     static void score(const std::byte* const* tiles, const std::byte* const* next_tiles,
                       uint32_t tile_count, const coded_operand& keys, const float* queries,
@@ -482,9 +438,9 @@ struct amx_products {
     }
     template <code_kind kind, uint32_t heads>
     static void add_values(const value_rows& rows, const value_rows& next_rows,
-                           const coded_operand& values, const value_groups& groups,
+                           const coded_operand& values, const amx_groups& groups,
                            const float* weights, uint32_t first, uint32_t end, float* out) {
-        add_amx_values<kind, heads>(rows, next_rows, values, groups, weights, first, end, out);
+        add_amx_values<kind, heads>(rows, next_rows, values, groups, {weights, 0}, first, end, out);
     }
 };
 

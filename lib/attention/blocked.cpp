@@ -440,7 +440,7 @@ struct blocked_work {
                     std::fill_n(scores, padded, 0.0f);
                 } else {
                     soften(layer, first_query + g, positions, seen, all && slots == padded, 0,
-                           padded, scores,
+                           padded, scores, run_slots,
                            {memory.largest[v], memory.sum[v], memory.values_out + v * value_dim,
                             value_dim});
                 }

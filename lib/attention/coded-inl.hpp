@@ -1,7 +1,7 @@
 // Decode attention over codes, however they are multiplied: as floats (records-inl.hpp,
 // tiles-inl.hpp), with 8-bit dot products (codes-inl.hpp) or by AMX (amx_codes-inl.hpp,
-// amx_values-inl.hpp, amx_fp8-inl.hpp), chosen by the processor and the codes. Include it per
-// target.
+// amx_folded-inl.hpp, amx_values-inl.hpp, amx_fp8-inl.hpp), chosen by the processor and the codes.
+// Include it per target.
 
 // Per-target include guard.
 #if defined(KVRT_ATTENTION_CODED_INL_HPP) == defined(HWY_TARGET_TOGGLE)
@@ -17,6 +17,7 @@
 #include <cmath>
 #include <type_traits>
 
+#include "attention/amx_folded-inl.hpp"
 #include "attention/amx_fp8-inl.hpp"
 #include "attention/amx_values-inl.hpp"
 #include "attention/codes-inl.hpp"
@@ -31,14 +32,33 @@ namespace HWY_NAMESPACE {
 namespace {
 
 constexpr uint32_t run_groups = run_slots / slot_group;
+constexpr uint32_t max_together = 8;  // query heads that share a pass over a tile
+
+// Scores and weights of a span are [run][max_together][run_slots]: floats from run to run.
+constexpr uint32_t span_stride = max_together * run_slots;
 
 // Where the tiles of a run lie, and the ones to prefetch meanwhile.
 struct run_tiles {
-    const std::byte* keys[run_groups];
-    const std::byte* values[run_groups];
-    const std::byte* next_keys[run_groups];
-    const std::byte* next_values[run_groups];
+    const std::byte* const* keys;
+    const std::byte* const* values;
+    const std::byte* const* next_keys;
+    const std::byte* const* next_values;
     uint32_t groups;
+};
+
+// The same of a span.
+struct span_tiles {
+    const std::byte* keys[span_runs * run_groups];
+    const std::byte* values[span_runs * run_groups];
+    const std::byte* next_keys[span_runs * run_groups];
+    const std::byte* next_values[span_runs * run_groups];
+    uint32_t groups;
+
+    run_tiles of_run(uint32_t r) const {
+        const uint32_t g = r * run_groups;
+        return {keys + g, values + g, next_keys + g, next_values + g,
+                HWY_MIN(run_groups, groups - g)};
+    }
 };
 
 // ---- Which codes, which way ---------------------------------------------------------------------
@@ -102,6 +122,10 @@ class piece_shapes {
     piece_shapes(const piece_shapes&) = delete;
     piece_shapes& operator=(const piece_shapes&) = delete;
 
+    /// Whether more than a run's weights are worth making at once: sums of values stay in tile
+    /// registers meanwhile.
+    bool long_spans() const { return used_; }
+
     /// Called between products.
     void stay_ready() const {
         if (used_) keep_amx_awake();
@@ -115,6 +139,7 @@ class piece_shapes {
 
 struct piece_shapes {
     explicit piece_shapes(const tile_layout&) {}
+    bool long_spans() const { return false; }
     void stay_ready() const {}
 };
 
@@ -124,9 +149,10 @@ struct piece_shapes {
 
 #if HWY_TARGET != HWY_SCALAR
 
+/// Slots [first, end) of the run count.
 void score_coded(const run_tiles& tiles, const tile_layout& layout, bool float_queries,
                  uint32_t head, uint32_t heads, const std::byte* queries, uint32_t query_bytes,
-                 float* scores) {
+                 [[maybe_unused]] uint32_t first, [[maybe_unused]] uint32_t end, float* scores) {
     const coded_operand keys(layout.keys, head);
     for (uint32_t done = 0; done < heads; done += 4) {
         key_kinds::call(keys.reading.codes, [&](auto kind_constant) {
@@ -142,6 +168,14 @@ void score_coded(const run_tiles& tiles, const tile_layout& layout, bool float_q
                     if constexpr (is_fp8(kind)) {
                         return run(&score_amx_fp8<kind, some>);
                     } else {
+                        if constexpr (kind == code_kind::e2m1_nibbles) {
+                            if (has_folded_keys(keys) &&
+                                score_folded<some>(tiles.keys, tiles.next_keys, tiles.groups, keys,
+                                                   queries + done * query_bytes, query_bytes, first,
+                                                   end, scores + done * run_slots)) {
+                                return;
+                            }
+                        }
                         return run(&score_amx_codes<kind, some>);
                     }
                 }
@@ -163,7 +197,8 @@ void score_coded(const run_tiles& tiles, const tile_layout& layout, bool float_q
     }
 }
 
-void add_coded_values(const run_tiles& tiles, const tile_layout& layout, uint32_t head,
+/// Of slots [first, end) of a span.
+void add_coded_values(const span_tiles& tiles, const tile_layout& layout, uint32_t head,
                       uint32_t heads, const float* weights, uint32_t first, uint32_t end,
                       float* out) {
     const coded_operand values(layout.values, head);
@@ -173,15 +208,23 @@ void add_coded_values(const run_tiles& tiles, const tile_layout& layout, uint32_
             with_heads(std::min(4u, heads - done), [&](auto count) {
                 constexpr uint32_t some = decltype(count)::value;
                 const auto run = [&](auto* kernel) {
-                    kernel(tiles.values, tiles.next_values, values, weights + done * run_slots,
-                           first, end, out + done * values.dim);
+                    for (uint32_t r = first / run_slots; r * run_slots < end; ++r) {
+                        const run_tiles part = tiles.of_run(r);
+                        const uint32_t begin = r * run_slots;
+                        kernel(part.values, part.next_values, values,
+                               weights + r * span_stride + done * run_slots,
+                               std::max(first, begin) - begin,
+                               std::min(end, begin + run_slots) - begin, out + done * values.dim);
+                    }
                 };
 #if HWY_TARGET == HWY_AVX3
                 if (multiplies_tiles(layout, layout.values)) {
                     if constexpr (is_fp8(kind)) {
                         return run(&add_amx_fp8_values<kind, some>);
                     } else {
-                        return run(&add_amx_record_values<kind, some>);
+                        return add_amx_record_values<kind, some>(
+                            tiles.values, tiles.next_values, values, weights + done * run_slots,
+                            span_stride, first, end, out + done * values.dim);
                     }
                 }
                 if constexpr (is_multiplied(kind)) {
@@ -242,18 +285,20 @@ void add_sealed_values(const run_tiles& tiles, const tile_layout& layout, const 
 
 /// Whether a channel is so far above the others of its group that 24 bits for the largest leave the
 /// others too few: 1e-5 of a score would be lost from about 300 times on.
-bool has_large_channel(const float* query, const coded_operand& keys) {
+bool has_large_channel(const float* group, uint32_t count) {
     constexpr float large = 64.0f;
+    float largest = 0.0f, sum = 0.0f;
+    for (uint32_t i = 0; i < count; ++i) {
+        const float magnitude = std::abs(group[i]);
+        largest = std::max(largest, magnitude);
+        sum += magnitude;
+    }
+    const float others = (sum - largest) / static_cast<float>(count);
+    return largest > large * others && others > 0.0f;
+}
+bool has_large_channel(const float* query, const coded_operand& keys) {
     for (uint32_t g = 0; g < keys.groups; ++g) {
-        const float* group = query + g * keys.group;
-        float largest = 0.0f, sum = 0.0f;
-        for (uint32_t i = 0; i < keys.channels(g); ++i) {
-            const float magnitude = std::abs(group[i]);
-            largest = std::max(largest, magnitude);
-            sum += magnitude;
-        }
-        const float others = (sum - largest) / static_cast<float>(keys.channels(g));
-        if (largest > large * others && others > 0.0f) return true;
+        if (has_large_channel(query + g * keys.group, keys.channels(g))) return true;
     }
     return false;
 }
@@ -303,6 +348,9 @@ void encode_query_heads(const tile_layout& layout, uint32_t query_heads, const f
             encode_fp8_query<code_kind::e5m2_bytes>(query, keys, bytes, target);
         } else if (tiles) {
             encode_amx_query(query, keys, bytes, target);
+            if (has_folded_keys(keys)) {
+                encode_folded_query(query, keys, bytes, has_large_channel(query, keys.dim), target);
+            }
         } else {
             encode_query(query, keys, target);
         }
@@ -315,8 +363,8 @@ bool reads_codes() { return true; }
 #else
 
 void score_coded(const run_tiles&, const tile_layout&, bool, uint32_t, uint32_t, const std::byte*,
-                 uint32_t, float*) {}
-void add_coded_values(const run_tiles&, const tile_layout&, uint32_t, uint32_t, const float*,
+                 uint32_t, uint32_t, uint32_t, float*) {}
+void add_coded_values(const span_tiles&, const tile_layout&, uint32_t, uint32_t, const float*,
                       uint32_t, uint32_t, float*) {}
 void encode_query_heads(const tile_layout&, uint32_t, const float*, std::byte*, uint8_t*) {}
 struct sealed_tile {

@@ -1,10 +1,10 @@
 // Decode: one query row against native tiles, read once and where they lie.
 //
-// A run is up to 64 slots. For each KV head of a run: scores of all its query heads (a register
-// holds 16 slots of one dimension, so there are no horizontal sums), the softmax of the run, then
-// the weighted values. Records are taken by records-inl.hpp and codes-inl.hpp instead, sealed tiles
-// by tiles-inl.hpp. While a tile
-// is used, the tile that comes next for the same place in the run (next head, or the next run's
+// A run is up to 64 slots, a span one run, or up to four where AMX multiplies. For each KV head of
+// a span: scores of all its query heads, run by run (a register holds 16 slots of one dimension, so
+// there are no horizontal sums), the softmax of the span, then the weighted values. Records are
+// taken by records-inl.hpp and codes-inl.hpp instead, sealed tiles by tiles-inl.hpp. While a tile
+// is used, the tile that comes next for the same place in the span (next head, or the next span's
 // block through the table) is prefetched.
 
 #include "attention/kernels.hpp"
@@ -34,7 +34,6 @@ namespace HWY_NAMESPACE {
 namespace {
 
 constexpr uint32_t line_bytes = 64;
-constexpr uint32_t max_together = 8;  // query heads that share a pass over a tile
 
 using slots_tag = hn::CappedTag<float, slot_group>;
 
@@ -194,9 +193,8 @@ void score_turned(const run_tiles& tiles, const operand_layout& stored, uint32_t
                   const run_turner& turner, uint32_t heads, const float* queries, float* scores) {
     alignas(64) float turned[widest_row * slot_group];
     const uint32_t dim = stored.dim;
-    run_tiles one{};
-    one.groups = 1;
-    one.keys[0] = one.next_keys[0] = reinterpret_cast<const std::byte*>(turned);
+    const std::byte* const tile[] = {reinterpret_cast<const std::byte*>(turned)};
+    const run_tiles one{tile, nullptr, tile, nullptr, 1};
     for (uint32_t group = 0; group < tiles.groups; ++group) {
         const std::byte* keys = tiles.keys[group];
         const std::byte* ahead = tiles.next_keys[group];
@@ -204,8 +202,7 @@ void score_turned(const run_tiles& tiles, const operand_layout& stored, uint32_t
         if (!stored.plain()) {
             open_keys(coded_operand(stored, head), keys, ahead, turned);
             if (stored.rotated) rotate_tile(turned, dim);
-            turner.turn<element::f32>(one.keys[0], slot_group, slot, dim, turned, slot_group,
-                                      nullptr);
+            turner.turn<element::f32>(tile[0], slot_group, slot, dim, turned, slot_group, nullptr);
         } else if (stored.type == element::f32) {
             turner.turn<element::f32>(keys, slot_group, slot, dim, turned, slot_group, ahead);
         } else if (stored.type == element::f16) {
@@ -226,6 +223,7 @@ struct decoder {
     uint32_t group;
     uint32_t key_head_bytes, value_head_bytes;
     uint32_t query_bytes;  // of a query head for integer codes
+    uint32_t span;         // slots whose weights are made at once
 
     const std::byte* block_of(uint32_t slot) const {
         return block_address(piece.call->arena, piece.item->blocks[slot / layout.block_tokens]);
@@ -242,10 +240,10 @@ struct decoder {
         return {operand, block_of(slot) + operand.tile_at(head)};
     }
 
-    // Tiles of the run at `first`, of slots before `end`, for the piece's first KV head.
-    void find_tiles(uint32_t first, uint32_t end, run_tiles& tiles) const {
+    // Tiles of the span at `first`, of slots before `end`, for the piece's first KV head.
+    void find_tiles(uint32_t first, uint32_t end, span_tiles& tiles) const {
         tiles.groups = 0;
-        for (uint32_t slot = first; slot < std::min(first + run_slots, end); slot += slot_group) {
+        for (uint32_t slot = first; slot < std::min(first + span, end); slot += slot_group) {
             const uint32_t g = tiles.groups++;
             const std::byte* block = block_of(slot);
             const uint32_t place = slot % layout.block_tokens;
@@ -254,8 +252,8 @@ struct decoder {
         }
     }
 
-    // The next head's tiles, and what follows them: the head after it, or the next run's first.
-    void next_tiles(uint32_t head, const run_tiles& next_run, run_tiles& tiles) const {
+    // The next head's tiles, and what follows them: the head after it, or the next span's first.
+    void next_tiles(uint32_t head, const span_tiles& next_span, span_tiles& tiles) const {
         const bool first_head = head == piece.first_head, last_head = head + 1 == piece.end_head;
         for (uint32_t g = 0; g < tiles.groups; ++g) {
             if (!first_head) {
@@ -266,78 +264,119 @@ struct decoder {
                 tiles.next_keys[g] = tiles.keys[g] + key_head_bytes;
                 tiles.next_values[g] = tiles.values[g] + value_head_bytes;
             } else {
-                const run_tiles& after = g < next_run.groups ? next_run : tiles;
+                const span_tiles& after = g < next_span.groups ? next_span : tiles;
                 tiles.next_keys[g] = after.keys[g];
                 tiles.next_values[g] = after.values[g];
             }
         }
     }
 
-    // Slots [first, end) of the run that begins at `run`, for one KV head. `turner` is null where
-    // keys are attended as they are stored.
-    void take(uint32_t run, uint32_t first, uint32_t end, uint32_t head, const run_tiles& tiles,
+    // Slots [first, end) of a run, whose tiles these are.
+    struct run_part {
+        uint32_t run, first, end;
+        run_tiles tiles;
+    };
+
+    // Calls body(part, scores of its run) for slots [first, end) of the span that begins at
+    // `begin`.
+    template <class callable>
+    static void each_run(uint32_t begin, uint32_t first, uint32_t end, const span_tiles& tiles,
+                         float* scores, const callable& body) {
+        for (uint32_t r = (first - begin) / run_slots; begin + r * run_slots < end; ++r) {
+            const uint32_t run = begin + r * run_slots;
+            body(run_part{run, std::max(first, run), std::min(end, run + run_slots),
+                          tiles.of_run(r)},
+                 scores + r * span_stride);
+        }
+    }
+
+    // scores[h][slot - run] of `heads` query heads from the `done`-th of a KV head on.
+    void score(const run_part& part, uint32_t head, uint32_t done, uint32_t heads,
+               const run_turner* turner, const float* queries, const uint32_t* slot_positions,
+               float* scores) const {
+        const uint32_t key_dim = layout.keys.dim;
+        queries += done * key_dim;
+        if (turner != nullptr) {
+            score_turned(part.tiles, layout.keys, head, *turner, heads, queries, scores);
+        } else if (layout.keys.plain()) {
+            score_of(layout.keys.type, heads)(part.tiles, queries, key_dim, scores);
+        } else if (layout.keys.tiled()) {
+            score_sealed(part.tiles, layout, tile_of(layout.keys, part.run, head),
+                         part.run % layout.block_tokens, heads, queries, scores);
+        } else {
+            const std::byte* coded =
+                piece.coded_queries + uint64_t{head * group + done} * query_bytes;
+            score_coded(part.tiles, layout, piece.float_queries[head] != 0, head, heads, coded,
+                        query_bytes, part.first - part.run, part.end - part.run, scores);
+            if (layout.keys.format->needs_channels) {
+                score_means(layout, slot_positions, part.end - part.first, heads, coded,
+                            query_bytes, scores + (part.first - part.run));
+            }
+        }
+    }
+
+    // values[h][channel] += weighted values of slots [first, end) of the span.
+    void add_values_of(uint32_t begin, uint32_t first, uint32_t end, uint32_t head, uint32_t heads,
+                       const span_tiles& tiles, float* weights, float* values) const {
+        if (!layout.values.plain() && !layout.values.tiled()) {
+            return add_coded_values(tiles, layout, head, heads, weights, first - begin, end - begin,
+                                    values);
+        }
+        each_run(begin, first, end, tiles, weights, [&](const run_part& part, float* of_run) {
+            if (layout.values.plain()) {
+                value_of(layout.values.type, heads)(part.tiles, of_run, part.first - part.run,
+                                                    part.end - part.run, layout.values.dim, values);
+            } else {
+                add_sealed_values(part.tiles, layout, tile_of(layout.values, part.run, head),
+                                  part.run % layout.block_tokens, heads, of_run,
+                                  part.first - part.run, part.end - part.run, values);
+            }
+        });
+    }
+
+    // Slots [first, end) of the span that begins at `begin`, for one KV head. `turner` is null
+    // where keys are attended as they are stored.
+    void take(uint32_t begin, uint32_t first, uint32_t end, uint32_t head, const span_tiles& tiles,
               const run_turner* turner, const float* queries) const {
-        alignas(64) float scores[max_together * run_slots];
-        alignas(64) float positions[run_slots] = {};
+        alignas(64) float scores[span_runs * span_stride];
+        alignas(64) float positions[span_slots] = {};
         if (layer.alibi_slopes != nullptr) {
             relative_positions(*piece.call, *piece.item, head, first, end - first,
-                               piece.item->next_position - 1, positions + (first - run));
+                               piece.item->next_position - 1, positions + (first - begin));
         }
-        const bool has_means = layout.keys.format->needs_channels;
-        uint32_t slot_positions[run_slots];
-        if (has_means) {
+        uint32_t slot_positions[span_slots];
+        if (layout.keys.format->needs_channels) {
             positions_of_slots(*piece.call, *piece.item, head, first, end - first, slot_positions);
         }
-        const uint32_t key_dim = layout.keys.dim;
         const uint32_t value_dim = layout.values.dim;
         const uint32_t lanes = static_cast<uint32_t>(hn::Lanes(slots_tag()));
-        const uint32_t from = (first - run) / lanes * lanes;
-        const uint32_t to = round_up(end - run, lanes);
-        const bool whole = from == first - run && to == end - run;
-        const seen_run seen{{0, first - run}, {0, end - run}};
+        const uint32_t from = (first - begin) / lanes * lanes;
+        const uint32_t to = round_up(end - begin, lanes);
+        const bool whole = from == first - begin && to == end - begin;
+        const seen_run seen{{0, first - begin}, {0, end - begin}};
         for (uint32_t done = 0; done < group; done += max_together) {
             const uint32_t heads = std::min(max_together, group - done);
             const uint32_t query_head = head * group + done;
             float* values = partial.values + uint64_t{query_head} * value_dim;
-            if (turner != nullptr) {
-                score_turned(tiles, layout.keys, head, *turner, heads, queries + done * key_dim,
-                             scores);
-            } else if (layout.keys.plain()) {
-                score_of(layout.keys.type, heads)(tiles, queries + done * key_dim, key_dim, scores);
-            } else if (layout.keys.tiled()) {
-                score_sealed(tiles, layout, tile_of(layout.keys, run, head),
-                             run % layout.block_tokens, heads, queries + done * key_dim, scores);
-            } else {
-                const std::byte* coded = piece.coded_queries + uint64_t{query_head} * query_bytes;
-                score_coded(tiles, layout, piece.float_queries[head] != 0, head, heads, coded,
-                            query_bytes, scores);
-                if (has_means) {
-                    score_means(layout, slot_positions, end - first, heads, coded, query_bytes,
-                                scores + (first - run));
-                }
-            }
+            each_run(begin, first, end, tiles, scores, [&](const run_part& part, float* of_run) {
+                score(part, head, done, heads, turner, queries,
+                      slot_positions + (part.first - first), of_run);
+            });
             for (uint32_t g = 0; g < heads; ++g) {
                 shapes.stay_ready();
-                soften(layer, query_head + g, positions, seen, whole, from, to,
-                       scores + g * run_slots,
-                       {partial.largest[query_head + g], partial.sum[query_head + g],
-                        values + g * value_dim, value_dim});
-                if (piece.kept != nullptr) {
-                    keep_weights(*piece.kept, query_head + g, run, end,
-                                 partial.largest[query_head + g], scores + g * run_slots);
-                }
+                const uint32_t vector = query_head + g;
+                soften(layer, vector, positions, seen, whole, from, to, scores + g * run_slots,
+                       span_stride,
+                       {partial.largest[vector], partial.sum[vector], values + g * value_dim,
+                        value_dim});
+                if (piece.kept == nullptr) continue;
+                each_run(begin, first, end, tiles, scores,
+                         [&](const run_part& part, const float* of_run) {
+                             keep_weights(*piece.kept, vector, part.run, part.end,
+                                          partial.largest[vector], of_run + g * run_slots);
+                         });
             }
-            if (layout.values.plain()) {
-                value_of(layout.values.type, heads)(tiles, scores, first - run, end - run,
-                                                    value_dim, values);
-            } else if (layout.values.tiled()) {
-                add_sealed_values(tiles, layout, tile_of(layout.values, run, head),
-                                  run % layout.block_tokens, heads, scores, first - run, end - run,
-                                  values);
-            } else {
-                add_coded_values(tiles, layout, head, heads, scores, first - run, end - run,
-                                 values);
-            }
+            add_values_of(begin, first, end, head, heads, tiles, scores, values);
         }
     }
 };
@@ -348,15 +387,17 @@ void decode_piece(const attend_piece& piece, const partial_softmax& partial) {
     const tile_layout& layout = *piece.layout;
     const uint32_t group = layer.query_heads / layer.kv_heads;
     const piece_shapes shapes(layout);
-    const decoder work{piece,
-                       partial,
-                       layer,
-                       layout,
-                       shapes,
-                       group,
-                       static_cast<uint32_t>(layout.keys.head_stride) * layout.keys.word_bytes,
-                       static_cast<uint32_t>(layout.values.head_stride) * layout.values.word_bytes,
-                       coded_query_bytes(layout)};
+    const decoder work{
+        piece,
+        partial,
+        layer,
+        layout,
+        shapes,
+        group,
+        static_cast<uint32_t>(layout.keys.head_stride) * layout.keys.word_bytes,
+        static_cast<uint32_t>(layout.values.head_stride) * layout.values.word_bytes,
+        coded_query_bytes(layout),
+        shapes.long_spans() && layer.slot_turning == nullptr ? span_slots : run_slots};
 
     const uint32_t first_query = piece.first_head * group;
     const uint32_t end_query = piece.end_head * group;
@@ -368,19 +409,19 @@ void decode_piece(const attend_piece& piece, const partial_softmax& partial) {
               partial.values + uint64_t{end_query} * layout.values.dim, 0.0f);
 
     const seen_slots seen = slots_seen(layer, *piece.item, 0, piece.first_slot, piece.end_slot);
-    run_tiles tiles{}, next_run{};
+    span_tiles tiles{}, next_span{};
     std::optional<run_turner> turner;
-    for (uint32_t run = piece.first_slot; run < piece.end_slot; run += run_slots) {
+    for (uint32_t begin = piece.first_slot; begin < piece.end_slot; begin += work.span) {
         for (uint32_t range = 0; range < 2; ++range) {
-            const uint32_t first = std::max(run, seen.first[range]);
-            const uint32_t end = std::min(run + run_slots, seen.end[range]);
+            const uint32_t first = std::max(begin, seen.first[range]);
+            const uint32_t end = std::min(begin + work.span, seen.end[range]);
             if (first >= end) continue;
-            work.find_tiles(run, piece.end_slot, tiles);
-            work.find_tiles(run + run_slots, piece.item->slots, next_run);
-            if (layer.slot_turning != nullptr) turner.emplace(*layer.slot_turning, run);
+            work.find_tiles(begin, piece.end_slot, tiles);
+            work.find_tiles(begin + work.span, piece.item->slots, next_span);
+            if (layer.slot_turning != nullptr) turner.emplace(*layer.slot_turning, begin);
             for (uint32_t head = piece.first_head; head < piece.end_head; ++head) {
-                work.next_tiles(head, next_run, tiles);
-                work.take(run, first, end, head, tiles, turner ? &*turner : nullptr,
+                work.next_tiles(head, next_span, tiles);
+                work.take(begin, first, end, head, tiles, turner ? &*turner : nullptr,
                           piece.queries + uint64_t{head} * group * layout.keys.dim);
             }
         }
@@ -483,7 +524,9 @@ uint32_t coded_query_bytes(const tile_layout& layout) {
     // Three rows of digits of a byte per channel, and two numbers of each group in their tails
     // (amx-inl.hpp), are more than floats and a sum per group (records-inl.hpp), or the same
     // digits, two floats and three sums per group (codes-inl.hpp).
-    return 3 * (round_up(keys.dim, 64u) + 128 + mean_query_bytes(keys));
+    const uint32_t rows = 3 * (round_up(keys.dim, 64u) + 128 + mean_query_bytes(keys));
+    // Twice where steps are powers of two (amx_folded-inl.hpp).
+    return keys.format->reading.groups == group_kind::e8m0_step ? 2 * rows : rows;
 }
 
 uint32_t mean_query_offset(const tile_layout& layout) {

@@ -16,6 +16,8 @@ namespace kvrt {
 
 /// Slots that a kernel takes at once. Pieces start on multiples of slot_group.
 inline constexpr uint32_t run_slots = 64;
+/// Slots whose weights decode makes at once: as many runs, from the piece's first slot on.
+inline constexpr uint32_t span_runs = 4, span_slots = span_runs * run_slots;
 inline constexpr uint32_t widest_register = 16;  ///< floats that any instruction set has in one
 
 /// Partial softmaxes of [rows][query heads]; largest is -infinity where nothing was seen.

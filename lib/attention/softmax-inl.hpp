@@ -87,19 +87,22 @@ struct running_softmax {
     uint32_t value_dim;
 };
 
-/// Scores of the run's slots [first, end), both multiples of the vector's lanes -> weights relative
-/// to the largest logit so far; 0 where the vector does not see (`whole`: it sees them all). What
-/// was summed before is rescaled when the largest grows.
+/// Scores of slots [first, end), both multiples of the vector's lanes -> weights relative to the
+/// largest logit so far; 0 where the vector does not see (`whole`: it sees them all). What was
+/// summed before is rescaled when the largest grows. Scores of runs are run_stride apart.
 HWY_INLINE void soften(const attend_layer& layer, uint32_t head, const float* positions,
                        const seen_run& seen, bool whole, uint32_t first, uint32_t end,
-                       float* scores, const running_softmax& running) {
+                       float* scores, uint32_t run_stride, const running_softmax& running) {
     const hn::CappedTag<float, slot_group> d;
     const hn::RebindToSigned<decltype(d)> di;
     const uint32_t lanes = static_cast<uint32_t>(hn::Lanes(d));
     constexpr float infinity = std::numeric_limits<float>::infinity();
+    const auto at = [&](uint32_t slot) {
+        return scores + slot / run_slots * run_stride + slot % run_slots;
+    };
     auto peak = hn::Set(d, -infinity);
     for (uint32_t slot = first; slot < end; slot += lanes) {
-        auto logit = hn::LoadU(d, scores + slot);
+        auto logit = hn::LoadU(d, at(slot));
         if (layer.softcap != 0.0f) {
             const auto cap = hn::Set(d, layer.softcap);
             logit = hn::Mul(cap, fast_tanh(d, hn::Div(logit, cap)));
@@ -119,15 +122,17 @@ HWY_INLINE void soften(const attend_layer& layer, uint32_t head, const float* po
                                    hn::Set(d, -infinity));
         }
         peak = hn::Max(peak, logit);
-        hn::StoreU(logit, d, scores + slot);
+        hn::StoreU(logit, d, at(slot));
     }
     float here = hn::GetLane(hn::MaxOfLanes(d, peak));
     if (here == -infinity) {
         // A maximum may pass NaN over. Else every logit is: nothing to be relative to or to weigh.
-        const bool is_number = std::none_of(scores + first, scores + end,
-                                            [](float logit) { return std::isnan(logit); });
+        bool is_number = true;
+        for (uint32_t slot = first; slot < end; ++slot) {
+            is_number = is_number && !std::isnan(*at(slot));
+        }
         if (is_number) {
-            std::fill(scores + first, scores + end, 0.0f);
+            for (uint32_t slot = first; slot < end; ++slot) *at(slot) = 0.0f;
             return;
         }
         here = std::numeric_limits<float>::quiet_NaN();
@@ -141,9 +146,9 @@ HWY_INLINE void soften(const attend_layer& layer, uint32_t head, const float* po
     auto total = hn::Zero(d);
     const auto origin = hn::Set(d, running.largest);
     for (uint32_t slot = first; slot < end; slot += lanes) {
-        const auto weight = fast_exp(d, hn::Sub(hn::LoadU(d, scores + slot), origin));
+        const auto weight = fast_exp(d, hn::Sub(hn::LoadU(d, at(slot)), origin));
         total = hn::Add(total, weight);
-        hn::StoreU(weight, d, scores + slot);
+        hn::StoreU(weight, d, at(slot));
     }
     running.sum += hn::GetLane(hn::SumOfLanes(d, total));
 }

@@ -48,6 +48,9 @@ struct sealed_tile {
 
 /// How codes of tiles are multiplied: as floats.
 struct float_products {
+    using groups = value_groups;
+    static constexpr bool takes_factors = false;  ///< of channels, and middle codes for 0
+
     /// queries are [heads], `stride` floats apart.
     template <code_kind kind, uint32_t heads>
     static void score(const std::byte* const* tiles, const std::byte* const* next_tiles,
@@ -74,11 +77,21 @@ struct folded_queries {
 
     /// queries are [heads][dim], numbers of the channels step[dim] and least[dim].
     void fold(const float* queries, uint32_t dim, const std::byte* numbers, float middle_code) {
-        const hn::CappedTag<float, 8> d;  // dims are multiples
+        for (uint32_t h = 0; h < heads; ++h) bias[h] = 0.0f;
+        const uint32_t wide = dim / 16 * 16;
+        fold(hn::CappedTag<float, 16>(), 0, wide, queries, dim, numbers, middle_code);
+        if (wide == dim) return;
+        fold(hn::CappedTag<float, 8>(), wide, dim, queries, dim, numbers, middle_code);
+    }
+
+  private:
+    template <class tag>
+    HWY_INLINE void fold(tag d, uint32_t first, uint32_t end, const float* queries, uint32_t dim,
+                         const std::byte* numbers, float middle_code) {
         const uint32_t lanes = static_cast<uint32_t>(hn::Lanes(d));
-        hn::Vec<decltype(d)> sums[heads];
+        hn::Vec<tag> sums[heads];
         for (uint32_t h = 0; h < heads; ++h) sums[h] = hn::Zero(d);
-        for (uint32_t i = 0; i < dim; i += lanes) {
+        for (uint32_t i = first; i < end; i += lanes) {
             const auto step = load_halves(d, numbers + i * 2);
             const auto least = load_halves(d, numbers + (dim + i) * 2);
             const auto middle = hn::MulAdd(step, hn::Set(d, middle_code), least);
@@ -88,7 +101,7 @@ struct folded_queries {
                 sums[h] = hn::MulAdd(query, middle, sums[h]);
             }
         }
-        for (uint32_t h = 0; h < heads; ++h) bias[h] = hn::GetLane(hn::SumOfLanes(d, sums[h]));
+        for (uint32_t h = 0; h < heads; ++h) bias[h] += hn::GetLane(hn::SumOfLanes(d, sums[h]));
     }
 };
 
@@ -142,7 +155,7 @@ HWY_NOINLINE void add_tile_values(const sealed_tile& from, uint32_t place,
     const std::byte* steps = factors + dim * 2;
     const std::byte* leasts = steps + from.operand.tile_tokens * 2;
     const coded_operand values = coded_operand::of_tile(from.operand);
-    value_groups groups;
+    typename products::groups groups;
     const auto middle = hn::Set(d, middle_code(kind));
     for (uint32_t slot = first / slot_group * slot_group; slot < round_up(end, slot_group);
          slot += lanes) {
@@ -154,12 +167,20 @@ HWY_NOINLINE void add_tile_values(const sealed_tile& from, uint32_t place,
         const auto least = hn::IfThenElseZero(inside, load_halves(d, leasts + (place + slot) * 2));
         hn::Store(step, d, groups.step[0] + slot);
         hn::Store(hn::MulAdd(middle, step, least), d, groups.least[0] + slot);
-        hn::Store(middle, d, groups.zero[0] + slot);
+        if constexpr (!products::takes_factors) hn::Store(middle, d, groups.zero[0] + slot);
+    }
+    const value_rows rows{tiles, from.code_row_bytes()};
+    const value_rows next_rows{next_tiles, from.code_row_bytes()};
+    if constexpr (products::takes_factors) {
+        groups.has_factors = true;
+        for (uint32_t i = 0; i < dim; i += lanes) {
+            hn::Store(load_halves(d, factors + i * 2), d, groups.factors + i);
+        }
+        return products::template add_values<kind, heads>(rows, next_rows, values, groups, weights,
+                                                          first, end, out);
     }
     alignas(64) float sums[heads * widest_row];
     std::fill_n(sums, heads * dim, 0.0f);
-    const value_rows rows{tiles, from.code_row_bytes()};
-    const value_rows next_rows{next_tiles, from.code_row_bytes()};
     products::template add_values<kind, heads>(rows, next_rows, values, groups, weights, first, end,
                                                sums);
     for (uint32_t i = 0; i < dim; i += lanes) {

@@ -266,6 +266,73 @@ TEST_CASE("a long context of records is cut into pieces that join to the whole")
     }
 }
 
+TEST_CASE("windows that begin anywhere in a span of runs, whose rows differ in size") {
+    started_executor one(1), three(3);
+    std::mt19937 random(89);
+    std::vector<stored_with> pairs;
+    for (const format_test::facts& format : format_test::record_facts()) {
+        pairs.push_back({format.id, format.id});
+    }
+    for (const format_test::facts& format : format_test::key_facts) {
+        pairs.push_back({format.id, format.id});
+    }
+    for (const stored_with& what : pairs) {
+        for (const uint32_t window : {0u, 65u, 150u, 257u, 400u}) {
+            const uint32_t dim = pick(random, {64u, 128u});
+            const uint32_t slots = 260 + static_cast<uint32_t>(random()) % 300;
+            problem drawn(make_cache(what, tile_order::native, 64, dim, dim, slots, 8),
+                          pick(random, {3u, 4u}), 1, slots, random);
+            drawn.layer.window = window;
+            drawn.layer.window_sinks = window == 0 ? 0 : pick(random, {0u, 3u, 70u});
+            // From run to run, of both heads' keys and values.
+            uint32_t row_count = 0;
+            std::normal_distribution<float> normal;
+            drawn.cache.fill(slots, [&](bool) {
+                const float size = row_count++ / (4 * run_slots) % 2 == 0 ? 1.0f : 1e-2f;
+                std::vector<float> row(dim);
+                for (float& x : row) x = normal(random) * size;
+                return row;
+            });
+            CAPTURE(in_words(drawn));
+            const definition expected(drawn);
+            on_every_way(drawn, [&] {
+                const result alone = run(drawn, one.threads);
+                CHECK(distance(expected, alone) < tolerance);
+                CHECK(alone == run(drawn, three.threads));
+            });
+        }
+    }
+}
+
+TEST_CASE("keys whose groups differ in size by some binary places") {
+    started_executor one(1);
+    for (const uint32_t id : {uint32_t{KV_FORMAT_MXFP4}, uint32_t{KV_FORMAT_NVFP4}}) {
+        // Up to 3 of mxfp4 fit into a byte beside the code.
+        for (const float size : {1.0f, 0x1p-2f, 0x1p-3f, 0x1p-4f, 0x1p-5f, 0.0f}) {
+            for (const uint32_t dim : {128u, 256u}) {
+                CAPTURE(size);
+                std::mt19937 random(dim);
+                constexpr uint32_t slots = 150;
+                problem drawn(make_cache({id, id}, tile_order::native, 16, dim, dim, slots, 7), 4,
+                              1, slots, random);
+                std::normal_distribution<float> normal;
+                drawn.cache.fill(slots, [&](bool) {
+                    std::vector<float> row(dim);
+                    const uint32_t small = random() % (dim / 32);
+                    for (uint32_t i = 0; i < dim; ++i) {
+                        row[i] = normal(random) * (i / 32 == small ? size : 1.0f);
+                    }
+                    return row;
+                });
+                CAPTURE(in_words(drawn));
+                const definition expected(drawn);
+                on_every_way(
+                    drawn, [&] { CHECK(distance(expected, run(drawn, one.threads)) < tolerance); });
+            }
+        }
+    }
+}
+
 TEST_CASE("static scales change what formats hold that take them, and nothing of the others") {
     started_executor one(1);
     on_every_target([&] {
