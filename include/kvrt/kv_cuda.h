@@ -33,7 +33,8 @@
  * kv_plan answers as for the CPU, and needs no device. Its metadata_bytes leave out the image of
  * the tables on the device (see kv_cuda_tables), which takes as much there: for each of two steps
  * and each lane, max_step_sequences rows of max_tokens_per_sequence / block_tokens words of 4
- * bytes, and max_step_tokens of 8. Nor do they count what the first policy takes.
+ * bytes, and max_step_tokens of 20; for each layer up to 64 pieces of 16 to 40 bytes a sequence, of
+ * what kv_attend does. Nor do they count what the first policy takes.
  *
  * Once the device has failed, every call that needs it returns KV_DEVICE with the name of the first
  * CUDA error: release the pool. */
