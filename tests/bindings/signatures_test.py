@@ -125,10 +125,12 @@ class Signatures(unittest.TestCase):
     maxDiff = None
 
     def setUp(self):
-        header = re.sub(r"^#.*(\\\n.*)*", "", read("include/kvrt/kvrt.h"), flags=re.M)
+        header = "\n".join(re.sub(r"^#.*(\\\n.*)*", "", read(f"include/kvrt/{name}"), flags=re.M)
+                           for name in ("kvrt.h", "kv_cuda.h"))
         self.functions = c_functions(header)
         self.structs = c_structs(header)
-        symbols = set((ROOT / "tests/abi/golden/symbols.txt").read_text().split())
+        symbols = {symbol for name in ("symbols.txt", "cuda_symbols.txt")
+                   for symbol in (ROOT / "tests/abi/golden" / name).read_text().split()}
         self.assertEqual(set(self.functions), symbols, "the header was not read to the end")
         self.assertGreater(len(self.structs), 20)
 
