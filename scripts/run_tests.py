@@ -38,7 +38,7 @@ LEFT_OUT = {
                          "a graph of a step*,rounds on the device*,a captured decode step*,"
                          "lanes whose rows*,steps at random*"],
     "tsan/test_device": ["-sfe=*verbs_test.cpp,*attention_test.cpp,*seal_test.cpp,"
-                         "*rounds*_test.cpp"],
+                         "*rounds*_test.cpp,*cuda_stream_test.cpp"],
     "tsan/test_unit": ["-tce=*definition says*"],
 }
 SANITIZER_OPTIONS = {
