@@ -37,7 +37,8 @@
  * what kv_attend does. Nor do they count what the first policy takes.
  *
  * Once the device has failed, every call that needs it returns KV_DEVICE with the name of the first
- * CUDA error: release the pool. */
+ * CUDA error: release the pool. kv_step_end does so also where the step has ended, and only rounds
+ * behind it met the failure. */
 #ifndef KVRT_KV_CUDA_H
 #define KVRT_KV_CUDA_H
 
