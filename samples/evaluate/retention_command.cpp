@@ -76,7 +76,8 @@ outcome<nothing> read_value(std::string_view option, std::string_view word,
                                  {"--text", &read.text},
                                  {"--report", &read.report},
                                  {"--plot", &read.plot}};
-    const number_option numbers[] = {{"--tokens", 0, most_tokens, &read.tokens},
+    const number_option numbers[] = {{"--value-reserve", 0, 100, &read.value_reserve},
+                                     {"--tokens", 0, most_tokens, &read.tokens},
                                      {"--window", 64, most_tokens, &read.window},
                                      {"--chunk", 1, 1024, &read.chunk},
                                      {"--contexts", 0, 4096, &read.contexts},
@@ -143,6 +144,9 @@ std::string retention_usage() {
         "  --methods LIST   between commas, or all; full and random_pp are always among them\n"
         "                   ({})\n"
         "  --budgets LIST   percent of a context's length (50,25,12.5,6)\n"
+        "  --value-reserve N\n"
+        "                   percent of each budget for tokens whose values range widest, whatever\n"
+        "                   their scores (0: as the scorer has it)\n"
         "  --format FORMAT  how all contenders are stored: KEYS[/VALUES][@EDGE], such as\n"
         "                   int8_token+rotate (f16); without methods that demote, if it codes "
         "rows\n"

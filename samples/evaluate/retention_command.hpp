@@ -18,7 +18,8 @@ struct retention_command {
     std::string report;  // path of a JSON file, or empty
     std::string plot;    // path of an SVG file, or empty
     std::vector<const retention_method*> methods;
-    std::vector<double> budgets;  // percent
+    std::vector<double> budgets;      // percent
+    std::uint32_t value_reserve = 0;  // percent of each budget
     configuration stored = reference_configuration();
     std::uint32_t tokens = 8192;  // of the text; 0: it is left out
     std::uint32_t window = 2048;

@@ -138,6 +138,18 @@ std::vector<const retention_method*> methods_stored_as(
     return left;
 }
 
+std::vector<retention_method> with_value_reserve(std::span<const retention_method* const> methods,
+                                                 std::uint32_t percent) {
+    std::vector<retention_method> reserving;
+    for (const retention_method* one : methods) {
+        reserving.push_back(*one);
+        if (percent != 0 && !one->keeps_all()) {
+            reserving.back().value_reserve = percent;
+        }
+    }
+    return reserving;
+}
+
 outcome<std::vector<double>> parse_budgets(std::string_view list) {
     std::vector<double> budgets;
     for (std::size_t start = 0; start <= list.size();) {
@@ -209,6 +221,8 @@ kv_policy policy_of(const retention_method& method, std::uint32_t budget, std::u
     }
     // The score must have a say, too.
     policy.recent = std::min(method.recent, (budget - guarded) / 2);
+    policy.value_reserve =
+        static_cast<std::uint32_t>(std::uint64_t{budget} * method.value_reserve / 100);
     return policy;
 }
 

@@ -38,6 +38,7 @@ struct retention_method {
     std::uint32_t window = 0;          // as in kv_policy, and
     std::uint32_t pool_width = 0;      // this: 0 is the scorer's
     std::uint32_t demoted_format = 0;  // of all but the newest tokens; 0: as they are written
+    std::uint32_t value_reserve = 0;   // percent of a budget that widely ranging values take
 
     bool keeps_all() const { return scorer == KV_SCORER_NONE; }
     bool lane_per_head() const { return allocator == KV_ALLOCATE_ADAPTIVE; }
@@ -59,6 +60,10 @@ outcome<std::vector<const retention_method*>> parse_methods(std::string_view lis
 // coded before.
 std::vector<const retention_method*> methods_stored_as(
     const configuration& stored, std::span<const retention_method* const> methods);
+
+// The same, of which those that evict hold so many percent of a budget in reserve; 0: as they are.
+std::vector<retention_method> with_value_reserve(std::span<const retention_method* const> methods,
+                                                 std::uint32_t percent);
 
 // Percents of a context's length between commas, from the largest to the smallest.
 outcome<std::vector<double>> parse_budgets(std::string_view list);

@@ -224,7 +224,10 @@ retention_found describe(const retention_command& wanted, std::span<const conten
     found.written = wanted.prompts != 0 ? wanted.written : 0;
     for (const contender& one : contenders) {
         found.contenders.push_back({});
-        found.contenders.back().method = one.method->name;
+        found.contenders.back().method =
+            one.method->value_reserve == 0
+                ? std::string(one.method->name)
+                : fmt::format("{}, {} % in reserve", one.method->name, one.method->value_reserve);
         found.contenders.back().percent = one.percent;
     }
     return found;
@@ -250,7 +253,12 @@ outcome<nothing> run_retention(const retention_command& wanted) {
         std::fprintf(stderr, "methods that demote rows are left out: %s has coded them before\n",
                      wanted.stored.name.c_str());
     }
-    const auto contenders = contenders_of(methods, wanted.budgets);
+    const auto reserving = with_value_reserve(methods, wanted.value_reserve);
+    std::vector<const retention_method*> chosen;
+    for (const retention_method& one : reserving) {
+        chosen.push_back(&one);
+    }
+    const auto contenders = contenders_of(chosen, wanted.budgets);
     retention_found found = describe(wanted, contenders);
     evaluation_parts parts = {*opened, wanted, contenders, {}, found};
     parts.options.stored = wanted.stored;

@@ -107,6 +107,12 @@ TEST_CASE("retention: guards leave a score something to decide") {
     CHECK(narrow.recent == 15);
     CHECK(policy_of(method("random_pp"), 61, 0, 16, 7).flags == 0);  // the library wants a prompt
 
+    CHECK(policy_of(method("blend"), 512, 64, 1, 0).value_reserve == 0);
+    const retention_method* both[] = {&full_cache(), &method("blend")};
+    const auto reserving = with_value_reserve(both, 12);
+    CHECK(reserving[0].value_reserve == 0);
+    CHECK(policy_of(reserving[1], 512, 64, 1, 0).value_reserve == 61);  // 61.44
+    CHECK(policy_of(reserving[1], 512, 64, 1, 0).recent == 64);
     const kv_policy tiny = policy_of(method("expected_attention"), 3, 64, 1, 0);
     CHECK(tiny.sinks == 3);
     CHECK(tiny.recent == 0);
@@ -122,7 +128,8 @@ TEST_CASE("retention: the command line") {
 
     auto chosen = parsed({"--methods", "snapkv", "--budgets", "25", "--format",
                           "int8_token+rotate/int4_token+rotate@2", "--tokens", "0", "--contexts",
-                          "2", "--context-tokens", "512,4096", "--prompts", "0", "--threads", "2"});
+                          "2", "--context-tokens", "512,4096", "--prompts", "0", "--threads", "2",
+                          "--value-reserve", "25"});
     REQUIRE_MESSAGE(chosen, (chosen ? std::string() : chosen.message()));
     CHECK(names(chosen->methods) == "full random_pp snapkv");
     CHECK(chosen->stored.storage.values.format == KV_FORMAT_INT4_TOKEN);
@@ -132,6 +139,7 @@ TEST_CASE("retention: the command line") {
     CHECK(chosen->context_tokens == std::vector<std::uint32_t>{512, 4096});
     CHECK(chosen->prompts == 0);
     CHECK(chosen->threads == 2);
+    CHECK(chosen->value_reserve == 25);
 
     const auto refused = [&](std::vector<const char*> words, std::string_view part) {
         auto read = parsed(std::move(words));
@@ -141,6 +149,7 @@ TEST_CASE("retention: the command line") {
     };
     CHECK(refused({"--methods", "snapkv,lru"}, "'lru' is no method, there are: full"));
     CHECK(refused({"--budgets", "0"}, "--budgets: budget '0'"));
+    CHECK(refused({"--value-reserve", "101"}, "--value-reserve"));
     CHECK(refused({"--format", "int3"}, "--format: configuration 'int3'"));
     CHECK(refused({"--tokens", "100"}, "--tokens is 100, less than a --window of 2048"));
     CHECK(refused({"--tokens", "0", "--contexts", "0", "--prompts", "0"}, "nothing is left"));
