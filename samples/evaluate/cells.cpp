@@ -1,9 +1,9 @@
 #include "evaluate/cells.hpp"
 
+#include <fmt/format.h>
+
 #include <algorithm>
 #include <cmath>
-
-#include "text.hpp"
 
 namespace evaluate {
 

@@ -1,9 +1,9 @@
 #include "evaluate/configuration.hpp"
 
+#include <fmt/format.h>
+
 #include <algorithm>
 #include <charconv>
-
-#include "text.hpp"
 
 namespace evaluate {
 

@@ -1,9 +1,10 @@
 #include "evaluate/files.hpp"
 
+#include <fmt/format.h>
+
 #include <span>
 #include <utility>
 
-#include "text.hpp"
 #include "trace/trace.hpp"
 
 namespace evaluate {

@@ -3,6 +3,8 @@
 //
 // The table goes to standard output, everything else to standard error. Exit status: 0 done, 1 the
 // model, the text or the evaluation failed, 2 the arguments were wrong.
+#include <fmt/format.h>
+
 #include <chrono>
 #include <cstdio>
 #include <filesystem>
@@ -14,7 +16,6 @@
 #include "evaluate/results.hpp"
 #include "evaluate/retention_run.hpp"
 #include "evaluate/text_run.hpp"
-#include "text.hpp"
 
 namespace evaluate {
 

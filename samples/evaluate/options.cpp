@@ -1,11 +1,12 @@
 #include "evaluate/options.hpp"
 
+#include <fmt/format.h>
+
 #include <algorithm>
 #include <charconv>
 #include <string_view>
 
 #include "evaluate/tasks.hpp"
-#include "text.hpp"
 
 namespace evaluate {
 

@@ -1,11 +1,12 @@
 #include "evaluate/plot.hpp"
 
+#include <fmt/format.h>
+
 #include <algorithm>
 #include <cmath>
 #include <vector>
 
 #include "evaluate/svg.hpp"
-#include "text.hpp"
 
 namespace evaluate {
 

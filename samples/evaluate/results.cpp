@@ -1,8 +1,9 @@
 #include "evaluate/results.hpp"
 
+#include <fmt/format.h>
+
 #include "evaluate/cells.hpp"
 #include "report.hpp"
-#include "text.hpp"
 
 namespace evaluate {
 

@@ -1,9 +1,10 @@
 #include "evaluate/retention_batch.hpp"
 
+#include <fmt/format.h>
+
 #include <algorithm>
 
 #include "kv_cache.hpp"
-#include "text.hpp"
 
 namespace evaluate {
 

@@ -1,12 +1,13 @@
 #include "evaluate/retention_command.hpp"
 
+#include <fmt/format.h>
+
 #include <algorithm>
 #include <string_view>
 
 #include "evaluate/options.hpp"
 #include "evaluate/retention_prompts.hpp"
 #include "evaluate/tasks.hpp"
-#include "text.hpp"
 
 namespace evaluate {
 

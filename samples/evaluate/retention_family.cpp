@@ -1,8 +1,8 @@
 #include "evaluate/retention_family.hpp"
 
-#include <algorithm>
+#include <fmt/format.h>
 
-#include "text.hpp"
+#include <algorithm>
 
 namespace evaluate {
 

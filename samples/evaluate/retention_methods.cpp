@@ -1,12 +1,12 @@
 #include "evaluate/retention_methods.hpp"
 
+#include <fmt/format.h>
+
 #include <algorithm>
 #include <charconv>
 #include <cmath>
 #include <functional>
 #include <iterator>
-
-#include "text.hpp"
 
 namespace evaluate {
 

@@ -1,4 +1,6 @@
 // A chart per measure, a line per method: quality against budget.
+#include <fmt/format.h>
+
 #include <algorithm>
 #include <cmath>
 #include <string_view>
@@ -6,7 +8,6 @@
 
 #include "evaluate/retention_results.hpp"
 #include "evaluate/svg.hpp"
-#include "text.hpp"
 
 namespace evaluate {
 

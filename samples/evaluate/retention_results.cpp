@@ -1,10 +1,11 @@
 #include "evaluate/retention_results.hpp"
 
+#include <fmt/format.h>
+
 #include <algorithm>
 
 #include "evaluate/cells.hpp"
 #include "report.hpp"
-#include "text.hpp"
 
 namespace evaluate {
 

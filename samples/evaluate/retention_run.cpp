@@ -1,5 +1,7 @@
 #include "evaluate/retention_run.hpp"
 
+#include <fmt/format.h>
+
 #include <algorithm>
 #include <chrono>
 #include <cstdio>
@@ -14,7 +16,6 @@
 #include "evaluate/retention_tasks.hpp"
 #include "evaluate/retention_text.hpp"
 #include "evaluate/retention_writing.hpp"
-#include "text.hpp"
 
 namespace evaluate {
 

@@ -1,10 +1,11 @@
 #include "evaluate/retention_tasks.hpp"
 
+#include <fmt/format.h>
+
 #include <algorithm>
 
 #include "evaluate/metrics.hpp"
 #include "sampler.hpp"
-#include "text.hpp"
 
 namespace evaluate {
 

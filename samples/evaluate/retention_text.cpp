@@ -1,9 +1,9 @@
 #include "evaluate/retention_text.hpp"
 
+#include <fmt/format.h>
+
 #include <algorithm>
 #include <optional>
-
-#include "text.hpp"
 
 namespace evaluate {
 

@@ -1,11 +1,12 @@
 #include "evaluate/retention_writing.hpp"
 
+#include <fmt/format.h>
+
 #include <algorithm>
 #include <limits>
 #include <set>
 
 #include "sampler.hpp"
-#include "text.hpp"
 
 namespace evaluate {
 

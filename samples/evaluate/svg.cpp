@@ -1,8 +1,9 @@
 #include "evaluate/svg.hpp"
 
+#include <fmt/format.h>
+
 #include <cmath>
 
-#include "text.hpp"
 #include "unicode.hpp"
 
 namespace evaluate {

@@ -1,11 +1,12 @@
 // Asking: the context is read once, every probe reads its cue and its answer on a fork.
+#include <fmt/format.h>
+
 #include <algorithm>
 #include <utility>
 
 #include "evaluate/tasks.hpp"
 #include "kv_cache.hpp"
 #include "sampler.hpp"
-#include "text.hpp"
 
 namespace evaluate {
 

@@ -1,10 +1,10 @@
 #include "evaluate/tasks.hpp"
 
+#include <fmt/format.h>
+
 #include <algorithm>
 #include <numeric>
 #include <random>
-
-#include "text.hpp"
 
 namespace evaluate {
 

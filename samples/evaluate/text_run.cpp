@@ -1,10 +1,10 @@
 #include "evaluate/text_run.hpp"
 
+#include <fmt/format.h>
+
 #include <algorithm>
 #include <chrono>
 #include <utility>
-
-#include "text.hpp"
 
 namespace evaluate {
 

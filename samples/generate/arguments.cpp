@@ -1,12 +1,12 @@
 #include "arguments.hpp"
 
+#include <fmt/format.h>
+
 #include <algorithm>
 #include <charconv>
 #include <cstring>
 #include <optional>
 #include <string_view>
-
-#include "text.hpp"
 
 namespace generate {
 

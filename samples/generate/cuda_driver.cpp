@@ -1,10 +1,9 @@
 #include "cuda_driver.hpp"
 
 #include <dlfcn.h>
+#include <fmt/format.h>
 
 #include <utility>
-
-#include "text.hpp"
 
 namespace generate {
 

@@ -1,11 +1,11 @@
 // One function per block type; each decodes one block. All values are little-endian.
 #include "dequantize.hpp"
 
+#include <fmt/format.h>
+
 #include <array>
 #include <bit>
 #include <cstring>
-
-#include "text.hpp"
 
 namespace generate {
 

@@ -2,13 +2,13 @@
 // reads return zeros, and the caller looks at the error once per item.
 #include "gguf.hpp"
 
+#include <fmt/format.h>
+
 #include <algorithm>
 #include <cmath>
 #include <cstring>
 #include <limits>
 #include <type_traits>
-
-#include "text.hpp"
 
 namespace generate {
 

@@ -1,12 +1,11 @@
 #include "kv_cache.hpp"
 
+#include <fmt/format.h>
 #include <kvrt/kv_cuda.h>
 
 #include <algorithm>
 #include <cstring>
 #include <utility>
-
-#include "text.hpp"
 
 namespace generate {
 

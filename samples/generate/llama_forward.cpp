@@ -1,12 +1,12 @@
 // The forward pass: embedding, then per layer attention and feed-forward on a residual stream, then
 // logits for the rows that want them.
 #include <cblas.h>
+#include <fmt/format.h>
 
 #include <algorithm>
 #include <cmath>
 
 #include "llama.hpp"
-#include "text.hpp"
 
 namespace generate {
 

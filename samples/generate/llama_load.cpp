@@ -2,12 +2,13 @@
 // every tensor of the file must be one that the forward pass uses: a file with a bias or an expert
 // that would be ignored is refused, since its text would be subtly wrong.
 
+#include <fmt/format.h>
+
 #include <algorithm>
 #include <cmath>
 #include <set>
 
 #include "llama.hpp"
-#include "text.hpp"
 
 namespace generate {
 

@@ -3,6 +3,7 @@
 //
 // The text goes to standard output, everything else to standard error. Exit status: 0 done, 1 the
 // model or the writing failed, 2 the arguments were wrong.
+#include <fmt/format.h>
 #include <unistd.h>
 
 #include <chrono>
@@ -17,7 +18,6 @@
 #include "llama.hpp"
 #include "recorder.hpp"
 #include "report.hpp"
-#include "text.hpp"
 #include "tokenizer.hpp"
 #include "unicode.hpp"
 #include "writer.hpp"

@@ -1,9 +1,10 @@
 #include "recorder.hpp"
 
+#include <fmt/format.h>
+
 #include <algorithm>
 #include <cmath>
 
-#include "text.hpp"
 #include "trace/half.hpp"
 
 namespace generate {

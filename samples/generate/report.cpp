@@ -1,5 +1,7 @@
 #include "report.hpp"
 
+#include <fmt/format.h>
+
 #include <algorithm>
 #include <cerrno>
 #include <cstdio>
@@ -7,7 +9,6 @@
 #include <functional>
 #include <utility>
 
-#include "text.hpp"
 #include "unicode.hpp"
 
 namespace generate {

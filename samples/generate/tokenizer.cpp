@@ -1,12 +1,13 @@
 #include "tokenizer.hpp"
 
+#include <fmt/format.h>
+
 #include <algorithm>
 #include <array>
 #include <limits>
 #include <queue>
 #include <utility>
 
-#include "text.hpp"
 #include "unicode.hpp"
 
 namespace generate {

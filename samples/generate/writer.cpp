@@ -1,5 +1,7 @@
 #include "writer.hpp"
 
+#include <fmt/format.h>
+
 #include <algorithm>
 #include <chrono>
 
@@ -7,7 +9,6 @@
 #include "kv_cache.hpp"
 #include "runner.hpp"
 #include "sampler.hpp"
-#include "text.hpp"
 
 namespace generate {
 
