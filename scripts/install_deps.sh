@@ -26,7 +26,7 @@ rust_is_missing() {
 with_bindings=false
 for option in "$@"; do
     case "$option" in
-    --test) packages+=(clang abigail-tools fakeroot dpkg-dev) ;; # both compilers, ABI, packages
+    --test) packages+=(clang abigail-tools fakeroot dpkg-dev ccache) ;; # both compilers, ABI, packages
     --bindings)
         with_bindings=true
         packages+=(golang-go mono-mcs mono-runtime)
