@@ -1,11 +1,11 @@
 #!/usr/bin/env python3
 """Runs all tests of the given build trees and prints `N passed, M failed` as its last line.
 
-Test programs (doctest, <tree>/bin/test_*) run in every tree, as many at once as there are
-processors; the tests of the package, of the sources' text, of what CUDA kernels take and of the
-programs for a GPU (tests/{package,sources,kernels,gpu}/*_test.py, unittest) and those of the bindings (run_bindings.py)
-run once, on the first tree. N and M count test cases. A program that ends without its totals, or
-with an error that they do not show (a sanitizer's report at exit), counts as one failed case more.
+As many at once as there are processors: test programs (doctest, <tree>/bin/test_*) of every tree,
+and, once, on the first tree, suites of Python (tests/{package,sources,kernels,gpu}/*_test.py: of
+the package, the sources' text, what CUDA kernels take, and the programs for a GPU) and the
+bindings (run_bindings.py). N and M count test cases. What ends without its totals, or with an
+error that they do not show (a sanitizer's report at exit), counts as one failed case more.
 
 Environment for the programs: KVRT_TEST_TREE (release, asan, tsan: property tests run shorter under
 sanitizers), KVRT_TEST_MODEL (path of the model, where fetched), KVRT_UPDATE_GOLDEN.
@@ -23,13 +23,16 @@ import threading
 import time
 import unittest
 
-import run_bindings
-
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 TIMEOUT_SECONDS = 1200
+# Bindings have a limit for each of their steps.
+BINDINGS_TIMEOUT_SECONDS = 3600
 TOTALS = re.compile(
-    r"^\[doctest\] test cases:\s*(\d+)\s*\|\s*(\d+) passed\s*\|\s*(\d+) failed", re.MULTILINE
+    r"^\[doctest\] test cases:\s*\d+\s*\|\s*(\d+) passed\s*\|\s*(\d+) failed"
+    r"|^(\d+) passed, (\d+) failed$", re.MULTILINE
 )
+# The longest first, so that nothing runs alone at the end.
+SUITES = ("gpu", "package", "kernels", "sources")
 # Minutes long under sanitizers: unit tests of one thread, of which the thread sanitizer has nothing
 # to say, and whole pools on emulated blocks, whose kernels tests/kernels runs under both.
 LEFT_OUT = {
@@ -58,12 +61,8 @@ def fixed_addresses():
     return [setarch, "-R"] if attempt.returncode == 0 else []
 
 
-def run_program(program, tree, arguments):
+def run_command(name, command, environment, timeout):
     """Returns (name, passed, failed, output, seconds)."""
-    prefix = fixed_addresses() if tree.name == "tsan" else []
-    left_out = LEFT_OUT.get(f"{tree.name}/{program.name}", [])
-    command = [*prefix, str(program), *arguments, *left_out]
-    environment = {**SANITIZER_OPTIONS, **os.environ, "KVRT_TEST_TREE": tree.name}
     start = time.monotonic()
     try:
         result = subprocess.run(
@@ -72,26 +71,56 @@ def run_program(program, tree, arguments):
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
-            timeout=TIMEOUT_SECONDS,
+            timeout=timeout,
         )
         output, code = result.stdout.decode(errors="replace"), result.returncode
     except subprocess.TimeoutExpired as expired:
         output = (expired.stdout or b"").decode(errors="replace")
-        output += f"\nstopped after {TIMEOUT_SECONDS} s\n"
+        output += f"\nstopped after {timeout} s\n"
         code = -1
-    totals = TOTALS.search(output)
-    passed, failed = (int(totals[2]), int(totals[3])) if totals else (0, 0)
+    totals = list(TOTALS.finditer(output))
+    numbers = [int(number) for number in totals[-1].groups() if number] if totals else [0, 0]
+    passed, failed = numbers
     if passed + failed == 0 or (code != 0 and failed == 0):
         failed += 1
         output += f"\nexit status {code}\n"
-    return f"{tree.name}/{program.name}", passed, failed, output, time.monotonic() - start
+    return name, passed, failed, output, time.monotonic() - start
 
 
-def run_programs(trees, arguments):
+def run_program(program, tree, arguments):
+    prefix = fixed_addresses() if tree.name == "tsan" else []
+    left_out = LEFT_OUT.get(f"{tree.name}/{program.name}", [])
+    command = [*prefix, str(program), *arguments, *left_out]
+    environment = {**SANITIZER_OPTIONS, **os.environ, "KVRT_TEST_TREE": tree.name}
+    return run_command(f"{tree.name}/{program.name}", command, environment, TIMEOUT_SECONDS)
+
+
+def run_outside(name, tree):
+    """What is no program of a tree, in a process of its own."""
+    if name == "bindings":
+        command = [sys.executable, str(ROOT / "scripts" / "run_bindings.py"), str(tree)]
+        return run_command(name, command, os.environ, BINDINGS_TIMEOUT_SECONDS)
+    command = [sys.executable, __file__, str(tree), "--suite", name]
+    return run_command(name, command, os.environ, TIMEOUT_SECONDS)
+
+
+def run_suite(folder, tree):
+    """One of SUITES, in this process."""
+    os.environ["KVRT_BUILD_TREE"] = str(tree)
+    suite = unittest.TestLoader().discover(str(ROOT / "tests" / folder), "*_test.py")
+    result = unittest.TextTestRunner(stream=sys.stdout, verbosity=0).run(suite)
+    failed = len(result.failures) + len(result.errors) + len(result.unexpectedSuccesses)
+    return max(0, result.testsRun - failed), failed
+
+
+def run_all(trees, arguments, programs_only):
     passed = failed = 0
     lock = threading.Lock()
     jobs = []
     with concurrent.futures.ThreadPoolExecutor(max_workers=os.cpu_count() or 1) as workers:
+        if not programs_only:
+            for name in ("bindings", *SUITES):
+                jobs.append(workers.submit(run_outside, name, trees[0]))
         for tree in trees:
             programs = sorted((tree / "bin").glob("test_*"))
             if not programs:
@@ -102,31 +131,12 @@ def run_programs(trees, arguments):
         for job in concurrent.futures.as_completed(jobs):
             name, good, bad, output, seconds = job.result()
             with lock:
-                if bad:
+                # What the others leave out, and why, is in their output.
+                if bad or "/" not in name:
                     print(output, flush=True)
                 print(f"{name}: {good} passed, {bad} failed ({seconds:.1f} s)", flush=True)
             passed += good
             failed += bad
-    return passed, failed
-
-
-def run_outside_tests(tree):
-    """The tests that are no program: of the package, the sources, compiled kernels, and programs
-    over what stands in for a driver."""
-    os.environ["KVRT_BUILD_TREE"] = str(tree)
-    passed = failed = 0
-    for folder in ("package", "sources", "kernels", "gpu"):
-        suite = unittest.TestLoader().discover(str(ROOT / "tests" / folder), "*_test.py")
-        start = time.monotonic()
-        result = unittest.TextTestRunner(stream=sys.stdout, verbosity=0).run(suite)
-        bad = len(result.failures) + len(result.errors) + len(result.unexpectedSuccesses)
-        good = max(0, result.testsRun - bad)
-        if good + bad == 0:
-            bad = 1
-        seconds = time.monotonic() - start
-        print(f"{folder}: {good} passed, {bad} failed ({seconds:.1f} s)", flush=True)
-        passed += good
-        failed += bad
     return passed, failed
 
 
@@ -137,16 +147,15 @@ def main():
     add = parser.add_argument
     add("trees", nargs="+", type=pathlib.Path, help="build trees, the release first")
     add("--programs-only", action="store_true", help="only the test programs")
+    add("--suite", choices=SUITES, help="only this one, of the first tree")
     add("--doctest", nargs=argparse.REMAINDER, default=[], help="arguments for the programs")
     options = parser.parse_args()
 
     trees = [tree.resolve() for tree in options.trees]
-    passed, failed = run_programs(trees, options.doctest)
-    if not options.programs_only:
-        for run in (run_outside_tests, run_bindings.run):
-            good, bad = run(trees[0])
-            passed += good
-            failed += bad
+    if options.suite:
+        passed, failed = run_suite(options.suite, trees[0])
+    else:
+        passed, failed = run_all(trees, options.doctest, options.programs_only)
     print(f"{passed} passed, {failed} failed", flush=True)
     return 1 if failed or not passed else 0
 
