@@ -34,8 +34,12 @@ TOTALS = re.compile(
 # The longest first, so that nothing runs alone at the end.
 SUITES = ("gpu", "package", "kernels", "sources")
 # Minutes long under sanitizers: unit tests of one thread, of which the thread sanitizer has nothing
-# to say, and whole pools on emulated blocks, whose kernels tests/kernels runs under both.
+# to say; whole pools on emulated blocks, whose kernels tests/kernels runs under both; and pools of
+# all formats, whose kernels the unit tests run under the address sanitizer.
+ALL_FORMATS = "lanes per head: the bits of*,observations: in every format*"
 LEFT_OUT = {
+    "asan/test_conformance": [f"-tce={ALL_FORMATS}"],
+    "tsan/test_conformance": [f"-tce={ALL_FORMATS}"],
     "asan/test_device": ["-sfe=*attention_test.cpp,*seal_test.cpp",
                          "-tce=a CUDA pool writes*,what a wrong*,layouts that foreign*,"
                          "a graph of a step*,rounds on the device*,a captured decode step*,"
