@@ -43,16 +43,25 @@ KVRT_DEVICE uint64_t fold_product(uint64_t a, uint64_t b) {
     return (a * b) ^ high;
 }
 
-/// XXH3's 64 bits of three words, which are 24 bytes.
-KVRT_DEVICE uint64_t draw_bits(uint64_t first, uint64_t second, uint64_t third, uint64_t seed) {
+/// XXH3's 64 bits of 24 or 32 bytes, by the first two words and the last two.
+KVRT_DEVICE uint64_t draw_from_ends(uint32_t bytes, uint64_t first, uint64_t second,
+                                    uint64_t last_but_one, uint64_t last, uint64_t seed) {
     const uint64_t begin =
         fold_product(first ^ (0xbe4ba423396cfeb8u + seed), second ^ (0x1cad21f72c81017cu - seed));
-    const uint64_t end =
-        fold_product(second ^ (0xdb979083e96dd4deu + seed), third ^ (0x1f67b3b7a4a44072u - seed));
-    uint64_t bits = 24 * 0x9e3779b185ebca87u + begin + end;
+    const uint64_t end = fold_product(last_but_one ^ (0xdb979083e96dd4deu + seed),
+                                      last ^ (0x1f67b3b7a4a44072u - seed));
+    uint64_t bits = bytes * 0x9e3779b185ebca87u + begin + end;
     bits ^= bits >> 37;
     bits *= 0x165667919e3779f9u;
     return bits ^ bits >> 32;
+}
+/// Of three words, and of four.
+KVRT_DEVICE uint64_t draw_bits(uint64_t first, uint64_t second, uint64_t third, uint64_t seed) {
+    return draw_from_ends(24, first, second, second, third, seed);
+}
+KVRT_DEVICE uint64_t draw_bits(uint64_t first, uint64_t second, uint64_t third, uint64_t fourth,
+                               uint64_t seed) {
+    return draw_from_ends(32, first, second, third, fourth, seed);
 }
 
 /// The kernel.

@@ -72,19 +72,19 @@ struct score_share {
     uint32_t head;
     uint32_t first, end;
 };
-template <class Cx>
-KVRT_DEVICE score_share share_of_stretch(const score_lane* lanes, uint32_t count, uint32_t kv_heads,
+template <class Cx, uint32_t stretch = score_stretch, class lane_type>
+KVRT_DEVICE score_share share_of_stretch(const lane_type* lanes, uint32_t count, uint32_t kv_heads,
                                          uint32_t most_slots) {
-    const uint32_t stretches = score_stretches(most_slots);
+    const uint32_t stretches = most_slots / stretch + (most_slots % stretch != 0 ? 1 : 0);
     score_share share;
-    share.first = Cx::block() % stretches * score_stretch;
+    share.first = Cx::block() % stretches * stretch;
     share.head = Cx::block() / stretches % kv_heads;
     share.index = Cx::block() / stretches / kv_heads;
     share.end = 0;
     if (share.index >= count) return share;
     const uint32_t slots = Cx::template load_constant<uint32_t>(&lanes[share.index].slots);
     if (share.first >= slots) return share;
-    share.end = slots - share.first < score_stretch ? slots : share.first + score_stretch;
+    share.end = slots - share.first < stretch ? slots : share.first + stretch;
     return share;
 }
 

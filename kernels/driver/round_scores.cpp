@@ -4,7 +4,8 @@
 
 #include "driver/verbs.hpp"
 #include "kernels/places.hpp"
-#include "kernels/score.hpp"
+#include "kernels/score_directions.hpp"
+#include "kernels/score_sketch.hpp"
 
 namespace kvrt::cuda {
 
@@ -17,22 +18,11 @@ type& made_at(std::byte* lane) {
     return *reinterpret_cast<type*>(lane);
 }
 
-template <class type>
-const type* lanes_of(const score_call& call) {
-    return reinterpret_cast<const type*>(call.lanes);
-}
-
-template <class type>
-const type* batch_of(const score_call& call) {
-    return reinterpret_cast<const type*>(call.batch);
-}
-
-const std::byte* arena_of(const score_call& call) {
-    return static_cast<const std::byte*>(call.first().lane->arena);
-}
-
-uint32_t blocks_of(const round_share& share) {
-    return score_blocks(share.count, share.kv_heads, share.most_slots);
+status refuse(const char* what, const kvrt_operand& operand) {
+    return fail(KV_UNSUPPORTED,
+                "policy: {} of KV_FORMAT {}{}: no kernel of KV_DEVICE_CUDA scores them in this "
+                "version (see docs/device.md)",
+                what, operand.format, operand.rotated != 0 ? ", rotated" : "");
 }
 
 void describe_place_lane(const kvrt_round_lane& from, const lane_places& at, std::byte* lane) {
@@ -43,20 +33,33 @@ void describe_place_lane(const kvrt_round_lane& from, const lane_places& at, std
 }
 
 void describe_key_lane(const kvrt_round_lane& from, const lane_places& at, std::byte* lane) {
-    made_at<score_lane>(lane) = {at.table, at.row, from.scores.means, at.phases, from.slots, 0};
+    made_at<score_lane>(lane) = {at.table, at.row, at.moments, at.phases, from.slots, 0};
 }
 
 }  // namespace
 
 const round_scorer round_scores::scorers[] = {
-    {KV_SCORER_STREAMING, false, false, sizeof(place_lane), describe_place_lane,
+    {KV_SCORER_STREAMING, lane_reads::nothing, false, sizeof(place_lane), describe_place_lane,
      &round_scores::score_places},
-    {KV_SCORER_RANDOM, false, false, sizeof(place_lane), describe_place_lane,
+    {KV_SCORER_RANDOM, lane_reads::nothing, false, sizeof(place_lane), describe_place_lane,
      &round_scores::score_places},
-    {KV_SCORER_KEY_NORM, true, false, sizeof(score_lane), describe_key_lane,
+    {KV_SCORER_KEY_NORM, lane_reads::keys_by_format, false, sizeof(score_lane), describe_key_lane,
      &round_scores::score_norms},
-    {KV_SCORER_TRIATTENTION, true, true, sizeof(score_lane), describe_key_lane,
-     &round_scores::score_triattention},
+    {KV_SCORER_TRIATTENTION, lane_reads::keys_by_format, true, sizeof(score_lane),
+     describe_key_lane, &round_scores::score_triattention},
+    {KV_SCORER_KEYDIFF, lane_reads::keys, false, sizeof(score_lane), describe_key_lane,
+     &round_scores::score_directions,
+     [](uint32_t dim, uint64_t stride) {
+         return uint64_t{2} * dim * direction_parts(static_cast<uint32_t>(stride));
+     }},
+    {KV_SCORER_LAGKV, lane_reads::keys_and_values, false, sizeof(score_lane), describe_key_lane,
+     &round_scores::score_lag, [](uint32_t, uint64_t stride) { return 2 * stride; }},
+    {KV_SCORER_VASE_SKETCH, lane_reads::keys_and_values, false, sizeof(place_lane),
+     describe_place_lane, &round_scores::score_sketch,
+     [](uint32_t dim, uint64_t) { return uint64_t{sketch_floats(dim)}; }},
+    {KV_SCORER_EXPECTED_ATTENTION, lane_reads::keys_and_values, true, sizeof(score_lane),
+     describe_key_lane, &round_scores::score_expected,
+     [](uint32_t, uint64_t stride) { return stride; }},
 };
 
 #define KVRT_READER(name, coded, type)        \
@@ -73,6 +76,15 @@ const round_scorer round_scores::scorers[] = {
 round_scores::round_scores()
     : places_{"kvrt_score_places"},
       normalise_{"kvrt_normalise_and_reduce"},
+      sum_directions_{"kvrt_sum_directions"},
+      score_directions_{"kvrt_score_directions"},
+      deviations_{"kvrt_measure_deviations"},
+      ranks_{"kvrt_rank_lag_parts"},
+      draw_sketches_{"kvrt_draw_sketches"},
+      score_sketches_{"kvrt_score_sketches"},
+      expected_{"kvrt_score_expected"},
+      soften_{"kvrt_soften_rows"},
+      share_{"kvrt_share_rows"},
       readers_{KVRT_READER("f32", coding::plain, number::f32),
                KVRT_READER("f16", coding::plain, number::f16),
                KVRT_READER("bf16", coding::plain, number::bf16),
@@ -88,6 +100,12 @@ uint32_t round_scores::most_lane_bytes() {
     return most;
 }
 
+uint64_t round_scores::most_scratch(uint32_t dim, uint64_t stride) {
+    uint64_t most = 0;
+    for (const round_scorer& each : scorers) most = std::max(most, each.scratch_of(dim, stride));
+    return most;
+}
+
 const round_scorer* round_scores::find(uint32_t scorer) {
     for (const round_scorer& each : scorers) {
         if (each.scorer == scorer) return &each;
@@ -97,7 +115,11 @@ const round_scorer* round_scores::find(uint32_t scorer) {
 
 status round_scores::create(kernel_functions& functions) {
     functions_ = &functions;
-    for (kernel_function* each : {&places_, &normalise_}) KVRT_TRY(functions.find(*each));
+    for (kernel_function* each :
+         {&places_, &normalise_, &sum_directions_, &score_directions_, &deviations_, &ranks_,
+          &draw_sketches_, &score_sketches_, &expected_, &soften_, &share_}) {
+        KVRT_TRY(functions.find(*each));
+    }
     for (key_functions& each : readers_) {
         for (kernel_function& score : each.score) KVRT_TRY(functions.find(score));
         KVRT_TRY(functions.find(each.measure));
@@ -117,11 +139,14 @@ round_scores::key_functions* round_scores::reader_of(const operand_place& keys) 
 status round_scores::check(const kvrt_lane& lane, const block_place& place, uint32_t scorer) {
     const round_scorer* const known = find(scorer);
     if (known == nullptr) return fail(KV_INTERNAL, "a round of scorer {}", scorer);
-    if (!known->reads_keys || reader_of(place.keys) != nullptr) return KV_OK;
-    return fail(KV_UNSUPPORTED,
-                "policy: keys of KV_FORMAT {}{}: no kernel of KV_DEVICE_CUDA scores them in this "
-                "version (see docs/device.md)",
-                lane.keys.format, lane.keys.rotated != 0 ? ", rotated" : "");
+    const bool by_format = known->reads == lane_reads::keys_by_format;
+    const bool opens_values = known->reads == lane_reads::keys_and_values;
+    const bool opens_keys = known->reads == lane_reads::keys || opens_values;
+    if (by_format ? reader_of(place.keys) == nullptr : opens_keys && !opens_rows(place.keys)) {
+        return refuse("keys", lane.keys);
+    }
+    if (opens_values && !opens_rows(place.values)) return refuse("values", lane.values);
+    return KV_OK;
 }
 
 status round_scores::launch(const score_call& call) {
@@ -139,8 +164,8 @@ status round_scores::score_places(const score_call& call) {
     const round_share& share = call.share;
     place_parameters parameters;
     parameters.positions = positions_of(call.first().lane->positions);
-    parameters.tables = batch_of<uint32_t>(call);
-    parameters.lanes = lanes_of<place_lane>(call);
+    parameters.tables = call.batch_of<uint32_t>();
+    parameters.lanes = call.lanes_of<place_lane>();
     parameters.scores = call.scores;
     parameters.stride = share.stride;
     parameters.count = share.count;
@@ -148,7 +173,7 @@ status round_scores::score_places(const score_call& call) {
     parameters.most_slots = share.most_slots;
     parameters.draws = call.first().scores.scorer == KV_SCORER_RANDOM;
     parameters.one_draw = share.shares_sets;
-    return functions_->launch(places_, blocks_of(share), score_threads, 0, call.stream,
+    return functions_->launch(places_, call.score_blocks(), score_threads, 0, call.stream,
                               &parameters);
 }
 
@@ -157,16 +182,16 @@ status round_scores::score_norms(const score_call& call) {
     key_functions* reader = nullptr;
     KVRT_TRY(find_reader(call, reader));
     measure_parameters parameters;
-    parameters.arena = arena_of(call);
+    parameters.arena = call.arena();
     parameters.place = share.place;
-    parameters.lanes = lanes_of<score_lane>(call);
-    parameters.tables = batch_of<uint32_t>(call);
+    parameters.lanes = call.lanes_of<score_lane>();
+    parameters.tables = call.batch_of<uint32_t>();
     parameters.norm = call.scores;
     parameters.stride = share.stride;
     parameters.count = share.count;
     parameters.most_slots = share.most_slots;
     parameters.negates = true;
-    return functions_->launch(reader->measure, blocks_of(share), score_threads, 0, call.stream,
+    return functions_->launch(reader->measure, call.score_blocks(), score_threads, 0, call.stream,
                               &parameters);
 }
 
@@ -176,14 +201,14 @@ status round_scores::score_triattention(const score_call& call) {
     key_functions* reader = nullptr;
     KVRT_TRY(find_reader(call, reader));
     triattention_parameters parameters;
-    parameters.arena = arena_of(call);
+    parameters.arena = call.arena();
     parameters.place = share.place;
-    parameters.lanes = lanes_of<score_lane>(call);
-    parameters.tables = batch_of<uint32_t>(call);
-    parameters.mean_real = call.round.means[0];
-    parameters.mean_imaginary = call.round.means[1];
-    parameters.mean_magnitude = call.round.means[2];
-    parameters.phases = batch_of<double>(call);
+    parameters.lanes = call.lanes_of<score_lane>();
+    parameters.tables = call.batch_of<uint32_t>();
+    parameters.mean_real = share.moments;
+    parameters.mean_imaginary = share.moments + call.round.moment_stride;
+    parameters.mean_magnitude = share.moments + 2 * call.round.moment_stride;
+    parameters.phases = call.batch_of<double>();
     parameters.scores = call.scores;
     parameters.score_stride = share.stride;
     parameters.attention_factor = scored.attention_factor;
@@ -195,7 +220,7 @@ status round_scores::score_triattention(const score_call& call) {
     parameters.interleaved = scored.interleaved != 0;
     const uint32_t at_once = heads_at_once(scored.group);
     kernel_function& score = reader->score[at_once == 2 ? 0 : at_once == 4 ? 1 : 2];
-    KVRT_TRY(functions_->launch(score, blocks_of(share), score_threads,
+    KVRT_TRY(functions_->launch(score, call.score_blocks(), score_threads,
                                 score_shared_bytes(parameters.bands(), at_once), call.stream,
                                 &parameters));
     return normalise(call);

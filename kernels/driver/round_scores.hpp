@@ -1,12 +1,14 @@
 // Scorers of rounds on the device, a table of them: what each reads, how a lane is described to its
-// kernels, and its launches. They write rows of scores over the slots of lanes, one for each KV
-// head at last, of which launches behind them choose survivors.
+// kernels, and its launches (score_content.cpp has those of content). They write rows of scores
+// over the slots of lanes, one for each KV head at last, of which launches behind them choose
+// survivors.
 #pragma once
 
 #include "device/plugin.h"
 #include "driver/functions.hpp"
 #include "kernels/candidates.hpp"
 #include "kernels/normalise.hpp"
+#include "kernels/score.hpp"
 
 namespace kvrt::cuda {
 
@@ -20,6 +22,8 @@ struct round_share {
     uint32_t sets = 0;  ///< of survivors
     bool shares_sets = false;
     uint64_t stride = 0;
+    uint64_t scratch = 0;            ///< floats of a KV head
+    const float* moments = nullptr;  ///< of the device: the least of its lanes'
     kernels::block_place place;
 
     uint32_t heads() const { return count * kv_heads; }
@@ -27,9 +31,9 @@ struct round_share {
 };
 
 /// What of a lane depends on where the batch has its parts: places from the batch's begin, each in
-/// elements, and of its first row in the workspace.
+/// elements, of its first row in the workspace, and of its moments behind those of the share.
 struct lane_places {
-    uint64_t table, phases, row;
+    uint64_t table, phases, row, moments;
 };
 
 /// What the launches of a share's scores take. Pointers are the device's.
@@ -42,22 +46,47 @@ struct score_call {
     const kernels::normalise_head* heads;  ///< [share.heads()]
     const kernels::guarded_slots* guarded;
     float* scores;
+    float* scratch;  ///< [share.heads()][share.scratch], on 64 bytes
 
     const kvrt_round_lane& first() const { return *share.lanes; }
+    template <class type>
+    const type* lanes_of() const {
+        return reinterpret_cast<const type*>(lanes);
+    }
+    template <class type>
+    const type* batch_of() const {
+        return reinterpret_cast<const type*>(batch);
+    }
+    const std::byte* arena() const { return static_cast<const std::byte*>(first().lane->arena); }
+    uint32_t score_blocks() const {
+        return kernels::score_blocks(share.count, share.kv_heads, share.most_slots);
+    }
 };
 
 class round_scores;
 
+/// What a scorer reads of lanes: nothing, keys by kernels for their format, or rows that one kernel
+/// opens.
+enum class lane_reads : uint32_t { nothing, keys_by_format, keys, keys_and_values };
+
+/// Floats that launches for a KV head of so many slots work in, with rows of `stride` floats and at
+/// most so many channels.
+using scratch_size = uint64_t (*)(uint32_t dim, uint64_t stride);
+
 struct round_scorer {
     uint32_t scorer;  ///< KV_SCORER_*
-    bool reads_keys;
+    lane_reads reads;
     bool scores_query_heads;  ///< a row for each, before the last
     uint32_t lane_bytes;
     void (*describe)(const kvrt_round_lane& from, const lane_places& at, std::byte* lane);
     status (round_scores::*launch)(const score_call& call);
+    scratch_size scratch = nullptr;  ///< null: none
 
     uint32_t rows_of(const kvrt_round_scores& scores) const {
         return scores_query_heads ? scores.group : 1;
+    }
+    uint64_t scratch_of(uint32_t dim, uint64_t stride) const {
+        return scratch == nullptr ? 0 : scratch(dim, stride);
     }
 };
 
@@ -69,6 +98,7 @@ class round_scores {
 
     /// Of a lane, that any scorer takes.
     static uint32_t most_lane_bytes();
+    static uint64_t most_scratch(uint32_t dim, uint64_t stride);
     /// Null where there is none.
     static const round_scorer* find(uint32_t scorer);
 
@@ -95,11 +125,16 @@ class round_scores {
     status score_places(const score_call& call);
     status score_norms(const score_call& call);
     status score_triattention(const score_call& call);
+    status score_directions(const score_call& call);
+    status score_lag(const score_call& call);
+    status score_sketch(const score_call& call);
+    status score_expected(const score_call& call);
     /// One row of z-scores for each KV head, of those of its query heads.
     status normalise(const score_call& call);
 
     kernel_functions* functions_ = nullptr;
-    kernel_function places_, normalise_;
+    kernel_function places_, normalise_, sum_directions_, score_directions_, deviations_, ranks_,
+        draw_sketches_, score_sketches_, expected_, soften_, share_;
     key_functions readers_[8];
 };
 

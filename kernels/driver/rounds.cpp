@@ -21,7 +21,8 @@ constexpr uint64_t least_staging = uint64_t{64} << 10;
 constexpr uint64_t most_staging = uint64_t{8} << 20;
 constexpr uint64_t batch_alignment = 16;  ///< of an array in a batch
 constexpr uint64_t row_alignment = 64;    ///< slots
-constexpr uint32_t most_arrays = 10;      ///< of a share, beside those of its lanes
+constexpr uint64_t scratch_alignment = 64;
+constexpr uint32_t most_arrays = 10;  ///< of a share, beside those of its lanes
 
 /// What a lane adds to a batch, at most.
 uint64_t lane_bytes(uint64_t blocks, uint64_t pinned, uint64_t phases, uint64_t heads) {
@@ -34,7 +35,8 @@ uint64_t lane_bytes(uint64_t blocks, uint64_t pinned, uint64_t phases, uint64_t 
 
 bool same_rows(const kvrt_round_lane& a, const kvrt_round_lane& b) {
     return a.kind == b.kind && a.scores.scorer == b.scores.scorer &&
-           a.scores.variants == b.scores.variants && (a.set == 0) == (b.set == 0);
+           a.scores.variants == b.scores.variants && a.scores.spread == b.scores.spread &&
+           a.scores.sinks == b.scores.sinks && (a.set == 0) == (b.set == 0);
 }
 
 /// Lanes that share survivors with the first of `left`: itself, and some behind it.
@@ -66,8 +68,11 @@ round_runner::~round_runner() {
     (void)device_->calls().stream_destroy(stream_);
 }
 
-uint64_t round_runner::workspace_bytes(uint64_t heads, uint64_t rows, uint64_t stride) const {
-    return heads * (sizeof(guarded_slots) + (rows + 1) * stride * sizeof(float));
+/// `scratch`: floats of a head, behind all others.
+uint64_t round_runner::workspace_bytes(uint64_t heads, uint64_t rows, uint64_t stride,
+                                       uint64_t scratch) const {
+    return heads * (sizeof(guarded_slots) + ((rows + 1) * stride + scratch) * sizeof(float)) +
+           scratch_alignment;
 }
 
 status round_runner::create(device_context& device, kernel_functions& functions,
@@ -82,7 +87,8 @@ status round_runner::create(device_context& device, kernel_functions& functions,
     }
     KVRT_TRY(scorers_.create(functions));
     const uint64_t stride = round_up<uint64_t>(memory.most_slots, row_alignment);
-    const uint64_t lane = workspace_bytes(memory.most_heads, 1, 0) +
+    const uint64_t scratch = round_scores::most_scratch(memory.most_dim, stride);
+    const uint64_t lane = workspace_bytes(memory.most_heads, 1, 0, scratch) +
                           (memory.most_rows + memory.most_heads) * stride * sizeof(float);
     const uint64_t all = lane * memory.lanes * memory.most_rounds;
     const uint64_t wanted = std::max(lane, std::min(all, comfortable_workspace));
@@ -122,6 +128,11 @@ guarded_slots* round_runner::guarded(const round_share& mine) const {
                                             mine.heads() * mine.stride);
 }
 
+float* round_runner::scratch(const round_share& mine) const {
+    const auto end = reinterpret_cast<uintptr_t>(guarded(mine) + mine.heads());
+    return reinterpret_cast<float*>(round_up<uint64_t>(end, scratch_alignment));
+}
+
 uint64_t round_runner::batch_bytes(const kvrt_round& round) const {
     uint64_t bytes = 0;
     const double* phases = nullptr;
@@ -140,7 +151,9 @@ round_share round_runner::next_share(const kvrt_round& round, uint32_t first) co
     round_share made;
     made.lanes = round.lanes + first;
     made.kv_heads = made.lanes->lane->kv_heads;
-    made.rows = scorer_of(*made.lanes).rows_of(made.lanes->scores);
+    const round_scorer& scorer = scorer_of(*made.lanes);
+    const uint32_t dim = std::max(made.lanes->lane->keys.dim, made.lanes->lane->values.dim);
+    made.rows = scorer.rows_of(made.lanes->scores);
     made.shares_sets = made.lanes->set != 0;
     while (first + made.count < round.count) {
         const kvrt_round_lane& next = made.lanes[made.count];
@@ -148,13 +161,17 @@ round_share round_runner::next_share(const kvrt_round& round, uint32_t first) co
         const uint32_t slots = std::max(made.most_slots, next.slots);
         const uint64_t stride = round_up<uint64_t>(slots, row_alignment);
         const uint64_t heads = uint64_t{made.count + more} * made.kv_heads;
-        if (made.count != 0 && (!same_rows(*made.lanes, next) ||
-                                workspace_bytes(heads, made.rows, stride) > workspace_bytes_)) {
-            break;
-        }
+        const uint64_t scratch = scorer.scratch_of(dim, stride);
+        const uint64_t bytes = workspace_bytes(heads, made.rows, stride, scratch);
+        if (made.count != 0 && (!same_rows(*made.lanes, next) || bytes > workspace_bytes_)) break;
         made.count += more;
         made.most_slots = slots;
         made.stride = stride;
+        made.scratch = scratch;
+    }
+    made.moments = made.lanes->scores.moments;
+    for (uint32_t i = 1; i < made.count; ++i) {
+        made.moments = std::min(made.moments, made.lanes[i].scores.moments);
     }
     return made;
 }
@@ -214,7 +231,9 @@ round_runner::places round_runner::pack(round_share& mine) {
                      from.explicit_slots,
                      rules.pinned_count,
                      0};
-        scorer.describe(from, {source / sizeof(uint32_t), phases_at_ / sizeof(double), row},
+        scorer.describe(from,
+                        {source / sizeof(uint32_t), phases_at_ / sizeof(double), row,
+                         static_cast<uint64_t>(scored.moments - mine.moments)},
                         scored_lanes + i * scorer.lane_bytes);
         const bool leads = i == 0 || !mine.shares_sets || from.set != mine.lanes[i - 1].set;
         if (leads) leader = i;
@@ -297,7 +316,7 @@ status round_runner::run_share(stream_handle stream, const kvrt_round& round, ro
                                 guard_shared_bytes, stream, &guards));
     KVRT_TRY(scorers_.launch({stream, round, mine, on_device<std::byte>(0),
                               on_device<std::byte>(at.scores), on_device<normalise_head>(at.heads),
-                              guarded(mine), scores()}));
+                              guarded(mine), scores(), scratch(mine)}));
     return launch_rest(stream, mine, at);
 }
 

@@ -39,12 +39,14 @@ class round_runner {
     };
 
     uint64_t batch_bytes(const kvrt_round& round) const;
-    uint64_t workspace_bytes(uint64_t heads, uint64_t rows, uint64_t stride) const;
+    uint64_t workspace_bytes(uint64_t heads, uint64_t rows, uint64_t stride,
+                             uint64_t scratch) const;
     round_share next_share(const kvrt_round& round, uint32_t first) const;
     status run_share(stream_handle stream, const kvrt_round& round, round_share& mine);
     places pack(round_share& mine);
     status launch_rest(stream_handle stream, const round_share& mine, const places& at);
     float* scores() const;
+    float* scratch(const round_share& mine) const;
     kernels::guarded_slots* guarded(const round_share& mine) const;
 
     template <class type>

@@ -5,6 +5,7 @@
 
 #include "api/handles.hpp"
 #include "sequence/fit_affine.hpp"
+#include "step/device_fit.hpp"
 #include "step/round_cohort.hpp"
 
 namespace kvrt {
@@ -328,7 +329,8 @@ status fit(kv_pool& pool, const sequence& source, kv_affine_fit* user) {
     wanted.positions = {local.first_position, local.tokens != 0 ? local.tokens : ~uint64_t{0}};
     wanted.means = local.channel_means;
     wanted.scales = local.channel_scales;
-    const status verdict = fit_affine(pool.store, source, wanted);
+    const status verdict = pool.store.on_device() ? fit_affine_on_device(pool.steps, source, wanted)
+                                                  : fit_affine(pool.store, source, wanted);
     local.tokens_used = wanted.tokens_used;
     local.identity = wanted.identity;
     if (verdict == KV_OK || verdict == KV_LIMIT) deliver(local, user);

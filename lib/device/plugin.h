@@ -202,6 +202,7 @@ typedef struct kvrt_round_memory {
     uint32_t most_slots, most_blocks;             /* of a lane */
     uint32_t lanes, most_rounds;                  /* of a sequence; sequences at once */
     uint32_t most_heads, most_rows;               /* of a lane: KV heads, rows of scores */
+    uint32_t most_dim, unused;                    /* of keys and values */
     uint64_t phases;                              /* doubles of a sequence */
     uint64_t position_words[KVRT_MOST_POSITIONS]; /* of arrays; 0: none */
     uint32_t* positions[KVRT_MOST_POSITIONS];     /* out: of the device */
@@ -218,12 +219,17 @@ typedef struct kvrt_round_guards {
 typedef struct kvrt_round_scores {
     uint32_t scorer; /* KV_SCORER_* */
     uint32_t group, rotated, variants, interleaved;
-    uint32_t layer, first_head, unused; /* RANDOM's draw, with the next two */
+    uint32_t layer, first_head; /* of draws, with the next two */
+    uint32_t sinks;             /* LAGKV */
     uint64_t seed, round;
     double attention_factor;
     const double* phases; /* of the host */
     uint64_t phase_count;
-    uint64_t means; /* place of the lane's first query head in kvrt_round.means */
+    /* Of the device: what is known of the lane's queries, in arrays kvrt_round.moment_stride apart,
+     * as query_moments of retention/query_statistics.hpp; with covariances where `spread` is not 0.
+     */
+    const float* moments;
+    uint32_t spread, unused;
 } kvrt_round_scores;
 
 /* One lane of one sequence. Tables are the host's, read in the call. */
@@ -250,8 +256,8 @@ typedef struct kvrt_words {
 typedef struct kvrt_round {
     const kvrt_round_lane* lanes;
     uint32_t count;
-    uint32_t done;         /* out: so many were compacted, also when the call fails */
-    const float* means[3]; /* of the device: real, imaginary parts, magnitudes */
+    uint32_t done; /* out: so many were compacted, also when the call fails */
+    uint64_t moment_stride;
 } kvrt_round;
 
 /* Of a table, in lines of 64 bytes: `lines` of them from `source` on become those from `target` on

@@ -26,7 +26,7 @@ status create_scratch(cache& store, uint32_t kv_heads, retention_context& contex
     scoring_scratch& scratch = context.scratch;
     const uint32_t slots = store.limits.max_tokens_per_sequence;
     scratch.unit_sums_stride = uint64_t{ceil_divide(slots, slots_per_part)} * key_dim;
-    scratch.lag_stride = round_up<uint64_t>(lag_scratch_bytes({.lag = lag_slots}), 64);
+    scratch.lag_stride = round_up<uint64_t>(lag_scratch_bytes({}), 64);
     KVRT_TRY(scratch.measures.allocate(allocator, kv_heads * context.slot_stride, what, undefined));
     KVRT_TRY(scratch.ranges.allocate(allocator, kv_heads * context.slot_stride, what, undefined));
     KVRT_TRY(scratch.unit_sums.allocate(allocator, kv_heads * scratch.unit_sums_stride, what,

@@ -1,6 +1,5 @@
 // Scores from what keys and values are: LagKV, VaSE's sketch, Expected Attention.
 #include "retention/expected_attention.hpp"
-#include "retention/lagkv.hpp"
 #include "retention/measures.hpp"
 #include "retention/scoring.hpp"
 #include "retention/sketch.hpp"
@@ -8,10 +7,14 @@
 
 namespace kvrt {
 
-void score_by_lagkv(const round_plan& plan, const layer_geometry& layer) {
+lag_shape lag_shape_of(const kv_policy& policy) {
     lag_shape shape;
-    shape.lag = lag_slots;
-    shape.sinks = plan.policy.sinks != 0 ? plan.policy.sinks : shape.sinks;
+    if (policy.sinks != 0) shape.sinks = policy.sinks;
+    return shape;
+}
+
+void score_by_lagkv(const round_plan& plan, const layer_geometry& layer) {
+    const lag_shape shape = lag_shape_of(plan.policy);
     scoring_scratch& scratch = plan.context.scratch;
     for_each_head(plan, layer, [&](uint32_t lane, uint32_t head) {
         const slot_positions positions = positions_of(plan.store, plan.owner, lane, head);

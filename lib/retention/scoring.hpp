@@ -3,14 +3,12 @@
 
 #include <algorithm>
 
+#include "retention/lagkv.hpp"
 #include "retention/round.hpp"
 #include "retention/scores.hpp"
 #include "retention/stored_rows.hpp"
 
 namespace kvrt {
-
-/// LAGKV: slots of a part.
-inline constexpr uint32_t lag_slots = 128;
 
 /// The rows of a lane's KV head. `positions` outlives them.
 stored_rows rows_of(const round_plan& plan, uint32_t lane, uint32_t kv_head,
@@ -46,6 +44,8 @@ void for_each_part(const round_plan& plan, const layer_geometry& layer, const ca
     });
 }
 
+/// LagKV's parts, as a policy wants them.
+lag_shape lag_shape_of(const kv_policy& policy);
 /// What TriAttention of a policy computes for a layer.
 triattention_shape shape_of(const cache& store, uint32_t layer, const kv_policy& policy);
 

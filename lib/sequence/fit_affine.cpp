@@ -67,31 +67,60 @@ void rotate_variances(const rope_description& rope, double* variances) {
     }
 }
 
-slot_range slots_to_fit(const slot_positions& positions, const position_range& wanted) {
-    const uint64_t end = wanted.first + wanted.count;
-    return {positions.find(wanted.first),
-            end < wanted.first ? positions.slots : positions.find(end)};
+/// The slots of one head: where their blocks are, and their positions.
+struct head_slots {
+    const std::byte* bytes;
+    slot_positions known;
+    const uint32_t* listed = nullptr;  ///< null: `known` says it
+
+    uint64_t position_at(uint32_t slot) const {
+        return listed != nullptr ? listed[slot] : known.at(slot);
+    }
+    uint32_t find(uint64_t position) const {
+        if (listed == nullptr) return known.find(position);
+        const uint32_t* const end = listed + known.slots;
+        return static_cast<uint32_t>(std::lower_bound(listed, end, position) - listed);
+    }
+    slot_range within(const position_range& wanted) const {
+        const uint64_t end = wanted.first + wanted.count;
+        return {find(wanted.first), end < wanted.first ? known.slots : find(end)};
+    }
+};
+
+/// `lanes`: as fit_affine's, or null.
+head_slots slots_of(const cache& store, const sequence& source, const affine_fit& fit,
+                    const fit_rows* lanes, uint32_t kv_head) {
+    const layer_geometry& layer = store.model.layers[fit.layer];
+    const head_place place = layer.place_of(kv_head);
+    head_slots slots{store.blocks.arena(), positions_of(store, source, place.lane, place.head)};
+    if (lanes == nullptr) return slots;
+    const fit_rows& rows = lanes[place.lane - layer.first_lane];
+    slots.bytes = rows.bytes;
+    slots.known.blocks = rows.blocks;
+    slots.listed = rows.positions + uint64_t{place.head} * slots.known.slots;
+    return slots;
 }
 
 /// Whether all means and scales are finite.
-bool fit_head(const cache& store, const sequence& source, const affine_fit& fit, uint32_t head) {
+bool fit_head(const cache& store, const sequence& source, const affine_fit& fit,
+              const fit_rows* lanes, uint32_t head) {
     const layer_geometry& layer = store.model.layers[fit.layer];
     const head_place place = layer.place_of(head);
     const lane_geometry& lane = store.model.lanes[place.lane];
     const uint32_t dim = lane.layout.keys.dim, block_tokens = lane.layout.block_tokens;
     const uint32_t sealed = source.lanes[place.lane].sealed_blocks;
     const rope_description& rope = layer.stored_rope();
-    const slot_positions positions = positions_of(store, source, place.lane, place.head);
-    const slot_range range = slots_to_fit(positions, fit.positions);
+    const head_slots slots = slots_of(store, source, fit, lanes, head);
+    const slot_range range = slots.within(fit.positions);
     channel_moments moments;
     float key[widest_row];
     double row[widest_row];
     for (uint32_t slot = range.first; slot < range.end; ++slot) {
-        const uint64_t position = positions.at(slot);
+        const uint64_t position = slots.position_at(slot);
         const uint32_t block = slot / block_tokens;
         const operand_layout& keys = (block < sealed ? lane.sealed_layout : lane.layout).keys;
-        read_row(keys, block_address(store.blocks.arena(), positions.blocks[block]),
-                 slot % block_tokens, place.head, static_cast<uint32_t>(position), key);
+        read_row(keys, block_address(slots.bytes, slots.known.blocks[block]), slot % block_tokens,
+                 place.head, static_cast<uint32_t>(position), key);
         turn_back(rope, position, key, dim, row);
         moments.add(row, dim);
     }
@@ -116,13 +145,15 @@ bool fit_head(const cache& store, const sequence& source, const affine_fit& fit,
 }  // namespace
 
 status fit_affine(cache& store, const sequence& source, affine_fit& fit) {
-    KVRT_TRY(refuse_on_device(store, "kv_seq_fit_affine"));
+    KVRT_TRY(refuse_on_device(store, "a fit of keys that the host reads"));
+    return fit_affine(store, source, nullptr, fit);
+}
+
+status fit_affine(cache& store, const sequence& source, const fit_rows* lanes, affine_fit& fit) {
     const layer_geometry& layer = store.model.layers[fit.layer];
     fit.tokens_used = source.next_position;
     for (uint32_t head = 0; head < layer.kv_heads; ++head) {
-        const head_place place = layer.place_of(head);
-        const slot_range range =
-            slots_to_fit(positions_of(store, source, place.lane, place.head), fit.positions);
+        const slot_range range = slots_of(store, source, fit, lanes, head).within(fit.positions);
         fit.tokens_used = std::min<uint64_t>(fit.tokens_used, range.end - range.first);
     }
     if (fit.tokens_used < least_fit_tokens) {
@@ -131,7 +162,7 @@ status fit_affine(cache& store, const sequence& source, affine_fit& fit) {
     }
     std::atomic<bool> finite = true;
     store.threads.for_each(layer.kv_heads, [&](uint32_t head) {
-        if (!fit_head(store, source, fit, head)) finite = false;
+        if (!fit_head(store, source, fit, lanes, head)) finite = false;
     });
     if (!finite) {
         return fail(KV_INVALID, "fit: layer {} holds keys that are not finite", fit.layer);

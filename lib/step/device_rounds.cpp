@@ -92,8 +92,8 @@ uint64_t most_phases(const cache& store, uint32_t layer) {
 }
 
 void device_rounds::measure(const step_context& context, uint64_t& words) {
-    means_word = round_up<uint64_t>(words, device_tables::line_words);
-    words = means_word + mean_arrays * context.retention->statistics.length;
+    moments_word = round_up<uint64_t>(words, device_tables::line_words);
+    words = moments_word + query_sum_arrays * context.retention->statistics.length;
 }
 
 status device_rounds::create(step_context& context) {
@@ -133,6 +133,7 @@ status device_rounds::prepare(step_context& context) {
         // All heads of a layer may share a set.
         memory.most_heads = std::max(memory.most_heads, model.layers[lane.layer].kv_heads);
         memory.most_rows = std::max(memory.most_rows, model.layers[lane.layer].query_heads);
+        memory.most_dim = std::max({memory.most_dim, lane.layout.keys.dim, lane.layout.values.dim});
         if (!lane.evictable) continue;
         memory.position_words[lane.class_index] =
             store.blocks.blocks_in_class(lane.class_index) *
@@ -163,14 +164,14 @@ status device_rounds::prepare(step_context& context) {
     return KV_OK;
 }
 
-void device_rounds::write_means(step_context& context) {
+void device_rounds::write_moments(step_context& context) {
     static_assert(sizeof(float) == sizeof(uint32_t));
     const statistics_store& statistics = context.retention->statistics;
-    if (means_written == statistics.given_changes) return;
-    means_written = statistics.given_changes;
-    context.store->device.write_table(means_word,
+    if (moments_written == statistics.given_changes) return;
+    moments_written = statistics.given_changes;
+    context.store->device.write_table(moments_word,
                                       reinterpret_cast<const uint32_t*>(statistics.given.data()),
-                                      mean_arrays * statistics.length);
+                                      query_sum_arrays * statistics.length);
 }
 
 position_store device_rounds::positions_of(const step_context& context, uint32_t lane) const {
@@ -200,6 +201,22 @@ status read_positions(step_context& context, const sequence& owner, uint32_t lan
     return verdict < 0 ? verdict : ended;
 }
 
+bool scores_on_device(uint32_t scorer) {
+    switch (scorer) {
+        case KV_SCORER_STREAMING:
+        case KV_SCORER_RANDOM:
+        case KV_SCORER_KEY_NORM:
+        case KV_SCORER_TRIATTENTION:
+        case KV_SCORER_KEYDIFF:
+        case KV_SCORER_LAGKV:
+        case KV_SCORER_VASE_SKETCH:
+        case KV_SCORER_EXPECTED_ATTENTION:
+            return true;
+        default:
+            return false;
+    }
+}
+
 status check_policy_on_device(const step_context& context, const kv_policy& policy) {
     const cache& store = *context.store;
     const auto refuse = [](const char* what) {
@@ -211,9 +228,8 @@ status check_policy_on_device(const step_context& context, const kv_policy& poli
         const std::string reason = message_buffer();
         return fail(kernels, "policy: {}", reason);
     }
-    const bool known = draws_by_place(policy.scorer) || policy.scorer == KV_SCORER_KEY_NORM ||
-                       policy.scorer == KV_SCORER_TRIATTENTION;
-    if (!known) return refuse(find_scorer(policy.scorer)->name);
+    if (!scores_on_device(policy.scorer)) return refuse(find_scorer(policy.scorer)->name);
+    if ((policy.flags & KV_POLICY_SAMPLE) != 0) return refuse("SAMPLE");
     if ((policy.flags & KV_POLICY_STATISTICS_ONLINE) != 0) return refuse("STATISTICS_ONLINE");
     if (policy.allocator == KV_ALLOCATE_ADAPTIVE) return refuse("allocator ADAPTIVE");
     if (policy.allocator == KV_ALLOCATE_THRESHOLD) return refuse("allocator THRESHOLD");

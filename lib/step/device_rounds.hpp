@@ -12,15 +12,10 @@ struct step_context;
 /// Doubles of phases that a round of TriAttention may have for a layer.
 uint64_t most_phases(const cache& store, uint32_t layer);
 
-/// Scores that follow from where tokens stand.
-inline bool draws_by_place(uint32_t scorer) {
-    return scorer == KV_SCORER_STREAMING || scorer == KV_SCORER_RANDOM;
-}
+/// Is there a kernel for this scorer?
+bool scores_on_device(uint32_t scorer);
 
 struct device_rounds {
-    /// Real parts, imaginary parts and magnitudes of query means.
-    static constexpr uint32_t mean_arrays = 3;
-
     struct pending_round {
         sequence* owner = nullptr;
         kv_policy policy;
@@ -33,10 +28,10 @@ struct device_rounds {
     };
 
     bool prepared = false;
-    uint64_t means_word = 0;     ///< in the device's table: query means that the host gave
-    uint64_t means_written = 0;  ///< as statistics_store::given_changes
-    uint32_t most_rounds = 0;    ///< at once
-    uint32_t kinds = 0;          ///< of lanes that are stored and scored alike
+    uint64_t moments_word = 0;     ///< in the device's table: query_moments that the host gave
+    uint64_t moments_written = 0;  ///< as statistics_store::given_changes
+    uint32_t most_rounds = 0;      ///< at once
+    uint32_t kinds = 0;            ///< of lanes that are stored and scored alike
     uint64_t phase_stride = 0;
     uint64_t sets = 0;                    ///< numbered so far, as position_spans::set
     host_array<uint32_t> kind_of;         ///< [lanes]
@@ -58,7 +53,7 @@ struct device_rounds {
     status prepare(step_context& context);
 
     /// Into the device's table, where the host has given others: they go up with the next upload.
-    void write_means(step_context& context);
+    void write_moments(step_context& context);
 
     /// Explicit positions of a lane, at addresses of the device.
     position_store positions_of(const step_context& context, uint32_t lane) const;

@@ -162,7 +162,7 @@ status device_tables::plan(const step& target) {
     last[0] = target.item_count;
     last[1] = target.rows;
     KVRT_TRY(target.context->verbs.plan(target));
-    target.context->rounds.write_means(*target.context);
+    target.context->rounds.write_moments(*target.context);
     shares.list(target);
     KVRT_TRY(target.context->store->device.upload_table(target.number));
     return shares.launch(target);

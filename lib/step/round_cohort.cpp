@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <string>
 
+#include "retention/expected_attention.hpp"
 #include "retention/scorers.hpp"
 #include "retention/scoring.hpp"
 #include "step/step.hpp"
@@ -199,8 +200,13 @@ void round_cohort::plan_phases(const round_plan& plan, double* phases) const {
     uint64_t next = 0;
     for (uint32_t layer = 0; layer < store.model.layers.size(); ++layer) {
         if (!has_statistics(store, layer) || rounds_.first_phase[layer] != next) continue;
-        triattention_phases(shape_of(store, layer, plan.policy), store.model.layers[layer].rope,
-                            plan.owner.next_position, phases + next);
+        const rope_description& rope = store.model.layers[layer].rope;
+        if (plan.policy.scorer == KV_SCORER_TRIATTENTION) {
+            triattention_phases(shape_of(store, layer, plan.policy), rope, plan.owner.next_position,
+                                phases + next);
+        } else {
+            expected_phases(expected_shape{}, rope, plan.owner.next_position, phases + next);
+        }
         next += most_phases(store, layer);
     }
 }
@@ -216,7 +222,7 @@ void round_cohort::plan_lanes(const round_plan& plan) {
                     rules.pinned_count,
                     0};
     double* const phases = rounds_.phases.data() + count_ * rounds_.phase_stride;
-    if (plan.policy.scorer == KV_SCORER_TRIATTENTION) plan_phases(plan, phases);
+    if (find_scorer(plan.policy.scorer)->query_statistics) plan_phases(plan, phases);
     for (uint32_t lane = 0; lane < context_.store->model.lanes.size(); ++lane) {
         if (plan.chosen(lane)) plan_lane(plan, lane, phases);
     }
@@ -245,24 +251,31 @@ void round_cohort::plan_lane(const round_plan& plan, uint32_t lane, const double
     kvrt_round_scores& scores = made.scores;
     scores.scorer = plan.policy.scorer;
     scores.variants = 1;
-    if (draws_by_place(plan.policy.scorer)) {
-        const random_key key = draw_key(plan, lane, 0);
-        scores.layer = key.layer;
-        scores.first_head = key.head;
-        scores.seed = key.seed;
-        scores.round = key.round;
-    }
-    if (plan.policy.scorer != KV_SCORER_TRIATTENTION) return;
-    const triattention_shape shape = shape_of(store, geometry.layer, plan.policy);
-    scores.group = shape.group;
+    const random_key key = draw_key(plan, lane, 0);
+    scores.layer = key.layer;
+    scores.first_head = key.head;
+    scores.seed = key.seed;
+    scores.round = key.round;
+    if (plan.policy.scorer == KV_SCORER_LAGKV) scores.sinks = lag_shape_of(plan.policy).sinks;
+    if (!find_scorer(plan.policy.scorer)->query_statistics) return;
+    const statistics_store& statistics = plan.context.statistics;
+    const uint32_t key_dim = geometry.layout.keys.dim;
+    scores.group = layer.group();
     scores.rotated = layer.rope.rotated_bands();
-    scores.variants = shape.variants();
     scores.interleaved = layer.rope.style == KV_ROPE_INTERLEAVED ? 1 : 0;
     scores.attention_factor = layer.rope.attention_factor;
-    scores.phase_count = triattention_phase_count(shape, layer.rope);
+    scores.phase_count = expected_phase_count(layer.rope);
+    if (plan.policy.scorer == KV_SCORER_TRIATTENTION) {
+        const triattention_shape shape = shape_of(store, geometry.layer, plan.policy);
+        scores.variants = shape.variants();
+        scores.phase_count = triattention_phase_count(shape, layer.rope);
+    } else {
+        scores.spread = statistics.given_spread[geometry.layer];
+    }
     if (scores.phase_count != 0) scores.phases = phases + rounds_.first_phase[geometry.layer];
-    scores.means = plan.context.statistics.offset[geometry.layer] +
-                   uint64_t{geometry.first_head} * shape.group * layer.rope.bands(shape.key_dim);
+    scores.moments = static_cast<const float*>(context_.tables.at(rounds_.moments_word)) +
+                     statistics.offset[geometry.layer] +
+                     uint64_t{geometry.first_head} * scores.group * layer.rope.bands(key_dim);
 }
 
 /// Of the planned lanes those of some rounds; within a kind in the order of the rounds. Returns how
@@ -290,14 +303,10 @@ uint32_t round_cohort::order_by_kind(uint32_t first_round, uint32_t rounds) {
 /// What the rounds read, and they themselves.
 status round_cohort::enqueue(kvrt_round& call) {
     cache& store = *context_.store;
-    const statistics_store& statistics = context_.retention->statistics;
     if (!open_) KVRT_TRY(store.device.open_round(number_));
     open_ = true;
-    rounds_.write_means(context_);
-    for (uint32_t i = 0; i < device_rounds::mean_arrays; ++i) {
-        call.means[i] = static_cast<const float*>(
-            context_.tables.at(rounds_.means_word + i * statistics.length));
-    }
+    rounds_.write_moments(context_);
+    call.moment_stride = context_.retention->statistics.length;
     KVRT_TRY(store.device.upload_table(number_));
     return store.device.run_round(number_, call);
 }

@@ -6,7 +6,8 @@
 #include "kernels/attend_rows.hpp"
 #include "kernels/compact.hpp"
 #include "kernels/copy.hpp"
-#include "kernels/score.hpp"
+#include "kernels/score_expected.hpp"
+#include "kernels/score_lag.hpp"
 #include "kernels/seal.hpp"
 #include "kernels/select.hpp"
 #include "kernels/share.hpp"
@@ -24,6 +25,8 @@ struct kernel_faults {
     std::function<bool(kernels::spread_parameters&)> spread;  ///< false: it does not run
     std::function<void(kernels::guard_parameters&)> guard;
     std::function<void(kernels::triattention_parameters&)> score;
+    std::function<void(kernels::lag_parameters&)> lag;
+    std::function<void(kernels::expected_parameters&)> expected;
     std::function<void(kernels::select_parameters&)> select;
     std::function<void(kernels::compact_parameters&)> compact;
 };

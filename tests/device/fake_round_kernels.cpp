@@ -3,6 +3,11 @@
 #include "fake_kernels.hpp"
 #include "kernels/normalise.hpp"
 #include "kernels/places.hpp"
+#include "kernels/score_directions.hpp"
+#include "kernels/score_expected.hpp"
+#include "kernels/score_lag.hpp"
+#include "kernels/score_sketch.hpp"
+#include "kernels/transform.hpp"
 
 namespace kvrt::cuda {
 
@@ -44,6 +49,17 @@ void add_round_kernels(fake_driver& fake, const kernel_faults& faults) {
                            changing(faults.select));
     add<compact_parameters>(fake, "kvrt_compact_lanes", compact_lanes<fake_context>,
                             changing(faults.compact));
+    add<direction_parameters>(fake, "kvrt_sum_directions", sum_directions<fake_context>);
+    add<direction_parameters>(fake, "kvrt_score_directions", score_directions<fake_context>);
+    add<lag_parameters>(fake, "kvrt_measure_deviations", measure_deviations<fake_context>,
+                        changing(faults.lag));
+    add<lag_parameters>(fake, "kvrt_rank_lag_parts", rank_lag_parts<fake_context>);
+    add<sketch_parameters>(fake, "kvrt_draw_sketches", draw_sketches<fake_context>);
+    add<sketch_parameters>(fake, "kvrt_score_sketches", score_sketches<fake_context>);
+    add<expected_parameters>(fake, "kvrt_score_expected", score_expected<fake_context>,
+                             changing(faults.expected));
+    add<transform_parameters>(fake, "kvrt_soften_rows", soften_rows<fake_context>);
+    add<transform_parameters>(fake, "kvrt_share_rows", share_rows<fake_context>);
     const auto change = changing(faults.score);
     static const char* f16[] = {"kvrt_score_keys_f16_2", "kvrt_score_keys_f16_4",
                                 "kvrt_score_keys_f16_8", "kvrt_measure_rows_f16"};

@@ -42,7 +42,7 @@ struct round_pools : rope_of_tests, twin_pools {
     explicit round_pools(uint32_t flags = 0, const kvrt_plugin* plugin = nullptr)
         : twin_pools(flags, layers_for_rounds(rope_of_tests::rope), plugin) {}
 
-    /// The same means of queries in both.
+    /// The same means and covariances of queries in both.
     void give_statistics() {
         for (uint32_t layer : {0u, 1u, 3u}) {
             std::vector<float> real(4 * 32), imaginary(4 * 32), magnitude(4 * 32);
@@ -60,6 +60,15 @@ struct round_pools : rope_of_tests, twin_pools {
             statistics.mean_real = real.data();
             statistics.mean_imaginary = imaginary.data();
             statistics.mean_magnitude = magnitude.data();
+            std::vector<float> first(real.size()), second(first), both(first);
+            for (std::size_t i = 0; i < first.size(); ++i) {
+                first[i] = std::abs(normal(random));
+                second[i] = std::abs(normal(random));
+                both[i] = 0.5f * std::sqrt(first[i] * second[i]);
+            }
+            statistics.variance_real = first.data();
+            statistics.variance_imaginary = second.data();
+            statistics.covariance = both.data();
             for (kv_pool* pool : pools) REQUIRE(kv_pool_set_statistics(pool, &statistics) == KV_OK);
         }
     }

@@ -110,8 +110,13 @@ TEST_CASE("what rounds on the device do not do is refused with the policy, by na
     kv_policy policy = policy_of(KV_SCORER_TRIATTENTION);
     const char* name = nullptr;
     SUBCASE("scorers") {
-        policy.scorer = KV_SCORER_LAGKV;
-        name = "LAGKV";
+        policy.scorer = KV_SCORER_RKV;
+        name = "RKV";
+    }
+    SUBCASE("draws by scores") {
+        policy.scorer = KV_SCORER_VASE_SKETCH;
+        policy.flags = KV_POLICY_SAMPLE;
+        name = "SAMPLE";
     }
     SUBCASE("statistics that kv_attend gathers") {
         policy.flags = KV_POLICY_STATISTICS_ONLINE;

@@ -68,6 +68,15 @@ TEST_CASE("rounds on the device keep what those on the CPU keep, and return the 
         policy.allocator = KV_ALLOCATE_PYRAMID;
         policy.steepness = 2;
     }
+    SUBCASE("KEYDIFF, one set for the heads of a layer") {
+        policy = policy_of(KV_SCORER_KEYDIFF);
+        policy.selection = KV_SELECT_PER_LAYER;
+    }
+    SUBCASE("VASE_SKETCH") { policy = policy_of(KV_SCORER_VASE_SKETCH); }
+    SUBCASE("EXPECTED_ATTENTION, one set for the heads of a layer") {
+        policy = policy_of(KV_SCORER_EXPECTED_ATTENTION);
+        policy.selection = KV_SELECT_PER_LAYER;
+    }
     round_pools pools;
     pools.give_statistics();
     drive(pools, policy, 15);
@@ -290,10 +299,34 @@ TEST_CASE("heads that retain different tokens have no set in common") {
     CHECK(pools.differences == 0);
 }
 
+TEST_CASE("parts of LAGKV are as many as each sequence of a round has") {
+    round_pools pools;
+    kv_policy policy = policy_of(KV_SCORER_LAGKV);
+    policy.budget = 100;
+    policy.recent = 0;
+    policy.every = 1;
+    std::deque<twin_sequence> sequences = {start(pools, 210), start(pools, 200), start(pools, 190)};
+    pools.step({{&sequences[0], 120, 120}, {&sequences[2], 130, 130}}, true);
+    pools.step({{&sequences[0], 120, 120}, {&sequences[2], 90, 90}}, true);
+    for (uint32_t i = 0; i < 3; ++i) {
+        policy.sinks = i == 2 ? 0 : 7;  // 0: LAGKV's own
+        for (uint32_t pool = 0; pool < 2; ++pool) {
+            REQUIRE(kv_seq_set_policy(pools.pools[pool], sequences[i].of[pool], &policy) == KV_OK);
+        }
+    }
+    pools.step({{&sequences[0], 1, 1}, {&sequences[1], 1, 1}, {&sequences[2], 1, 1}}, true);
+    pools.compare_reports();
+    CHECK(pools.reports[0].compactions == 3);
+    for (const twin_sequence& each : sequences) pools.compare(each);
+    CHECK(pools.differences == 0);
+    CHECK(pools.compared_positions > 500);
+}
+
 TEST_CASE("what a wrong round would do is found by the comparison with the CPU pool") {
     round_pools pools;
     pools.give_statistics();
     uint32_t number = 0;
+    uint32_t scorer = KV_SCORER_TRIATTENTION;
     SUBCASE("guards of another position") {
         pools.faults.guard = [&](kernels::guard_parameters& call) {
             ++number;
@@ -315,7 +348,14 @@ TEST_CASE("what a wrong round would do is found by the comparison with the CPU p
             if (++number == 4) call.positions.base = nullptr;
         };
     }
-    drive(pools, policy_of(KV_SCORER_TRIATTENTION), 6);
+    SUBCASE("covariances of another band") {
+        scorer = KV_SCORER_EXPECTED_ATTENTION;
+        pools.faults.expected = [&](kernels::expected_parameters& call) {
+            ++number;
+            ++call.moment_stride;
+        };
+    }
+    drive(pools, policy_of(scorer), 6);
     CHECK(number != 0);
     CHECK(pools.differences + pools.host.fake.violations.size() != 0);
     pools.host.fake.violations.clear();

@@ -6,8 +6,7 @@
 #include <complex>
 
 #include "attention/attend.hpp"
-#include "base/executor.hpp"
-#include "format/rows.hpp"
+#include "filled_lane.hpp"
 #include "retention/measures.hpp"
 #include "retention/triattention.hpp"
 #include "without_barrier.hpp"
@@ -38,45 +37,6 @@ kvrt::rope_description make_rope(const score_case& test) {
         rope.inverse_frequencies[f] = std::pow(1e4, -2.0 * f / test.rotated_dims);
     }
     return rope;
-}
-
-/// Rows of normal numbers in all slots of all sequences, whose spread differs by slot.
-void fill_rows(lane& here, uint32_t sequences, uint32_t slots, uint32_t seed) {
-    const kvrt::tile_layout& layout = here.layout;
-    const uint32_t rows = sequences * slots;
-    device_tensor keys(number::f32, rows, layout.kv_heads, layout.keys.dim);
-    device_tensor values(number::f32, rows, layout.kv_heads, layout.values.dim);
-    std::mt19937 random(seed);
-    std::normal_distribution<float> normal;
-    for (device_tensor* tensor : {&keys, &values}) {
-        for (uint32_t row = 0; row < rows; ++row) {
-            const float spread = std::exp(0.5f * normal(random));
-            for (uint32_t head = 0; head < tensor->heads; ++head) {
-                for (uint32_t i = 0; i < tensor->dim; ++i) {
-                    tensor->put(row, head, i, spread * normal(random));
-                }
-            }
-        }
-    }
-    std::vector<kvrt::write_item> items;
-    for (uint32_t s = 0; s < sequences; ++s) {
-        items.push_back({here.table_of(s), 0, s * slots, slots, 0});
-    }
-    std::vector<uint64_t> saturated(layout.kv_heads);
-    kvrt::executor threads;
-    kvrt::write_rows(layout, here.arena.data(), items.data(), sequences, keys.view(), values.view(),
-                     {saturated.data(), saturated.data()}, threads);
-}
-
-std::vector<double> row_of(const lane& here, bool value, uint32_t sequence, uint32_t slot,
-                           uint32_t head) {
-    const kvrt::operand_layout& operand = value ? here.layout.values : here.layout.keys;
-    const uint32_t tokens = here.layout.block_tokens;
-    std::vector<float> row(operand.dim);
-    kvrt::read_row(operand,
-                   kvrt::block_address(here.arena.data(), here.table_of(sequence)[slot / tokens]),
-                   slot % tokens, head, 0, row.data());
-    return {row.begin(), row.end()};
 }
 
 /// Means of random queries, by query head of one lane.

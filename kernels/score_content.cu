@@ -1,0 +1,47 @@
+// score_directions.hpp, score_lag.hpp, score_sketch.hpp, score_expected.hpp and transform.hpp for
+// the GPU.
+#include "kernels/cuda_context.cuh"
+#include "kernels/score_directions.hpp"
+#include "kernels/score_expected.hpp"
+#include "kernels/score_lag.hpp"
+#include "kernels/score_sketch.hpp"
+#include "kernels/transform.hpp"
+
+using namespace kvrt::kernels;
+
+extern "C" __global__ void __launch_bounds__(direction_threads)
+    kvrt_sum_directions(const __grid_constant__ direction_parameters call) {
+    sum_directions<cuda_context>(call);
+}
+extern "C" __global__ void __launch_bounds__(score_threads)
+    kvrt_score_directions(const __grid_constant__ direction_parameters call) {
+    score_directions<cuda_context>(call);
+}
+extern "C" __global__ void __launch_bounds__(lag_threads)
+    kvrt_measure_deviations(const __grid_constant__ lag_parameters call) {
+    measure_deviations<cuda_context>(call);
+}
+extern "C" __global__ void __launch_bounds__(lag_threads)
+    kvrt_rank_lag_parts(const __grid_constant__ lag_parameters call) {
+    rank_lag_parts<cuda_context>(call);
+}
+extern "C" __global__ void __launch_bounds__(sketch_threads)
+    kvrt_draw_sketches(const __grid_constant__ sketch_parameters call) {
+    draw_sketches<cuda_context>(call);
+}
+extern "C" __global__ void __launch_bounds__(score_threads)
+    kvrt_score_sketches(const __grid_constant__ sketch_parameters call) {
+    score_sketches<cuda_context>(call);
+}
+extern "C" __global__ void __launch_bounds__(score_threads)
+    kvrt_score_expected(const __grid_constant__ expected_parameters call) {
+    score_expected<cuda_context>(call);
+}
+extern "C" __global__ void __launch_bounds__(normalise_threads)
+    kvrt_soften_rows(const __grid_constant__ transform_parameters call) {
+    soften_rows<cuda_context>(call);
+}
+extern "C" __global__ void __launch_bounds__(normalise_threads)
+    kvrt_share_rows(const __grid_constant__ transform_parameters call) {
+    share_rows<cuda_context>(call);
+}
