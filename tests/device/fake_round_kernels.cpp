@@ -3,9 +3,7 @@
 
 #include "fake_context.hpp"
 #include "fake_kernels.hpp"
-#include "kernels/normalise.hpp"
 #include "kernels/places.hpp"
-#include "kernels/quota.hpp"
 
 namespace kvrt::cuda {
 
@@ -45,8 +43,9 @@ void add_round_kernels(fake_driver& fake, const kernel_faults& faults) {
     add<place_parameters>(fake, "kvrt_score_places", score_places<fake_context>);
     add<normalise_parameters>(fake, "kvrt_normalise_and_reduce",
                               normalise_and_reduce<fake_context>);
-    add<join_parameters>(fake, "kvrt_join_rows", join_rows<fake_context>);
-    add<quota_parameters>(fake, "kvrt_reserve_segments", reserve_segments<fake_context>);
+    add<join_parameters>(fake, "kvrt_join_rows", join_rows<fake_context>, changing(faults.join));
+    add<quota_parameters>(fake, "kvrt_reserve_segments", reserve_segments<fake_context>,
+                          changing(faults.quota));
     add<reserve_parameters>(fake, "kvrt_reserve_slots", reserve_slots<fake_context>);
     add<select_parameters>(fake, "kvrt_select_survivors", select_survivors<fake_context>,
                            changing(faults.select));
@@ -62,7 +61,8 @@ void add_round_kernels(fake_driver& fake, const kernel_faults& faults) {
     add_reader<coding::plain, number::f16>(fake, f16, change);
     add_reader<coding::plain, number::bf16>(fake, bf16, change);
     add_reader<coding::int8_token, number::f32>(fake, int8, change);
-    add<measure_parameters>(fake, measures_here[0], measure<coding::int4_token, number::f32>);
+    add<measure_parameters>(fake, measures_here[0], measure<coding::int4_token, number::f32>,
+                            changing(faults.measure));
     add<measure_parameters>(fake, measures_here[1], measure<coding::fp8_e4m3, number::f32>);
     for (const std::string name : not_here) {
         for (const char* heads : {"_2", "_4", "_8", ""}) {

@@ -120,9 +120,48 @@ TEST_CASE("sets common to layers need the same tokens in all of them") {
     CHECK(pools.differences == 0);
 }
 
+TEST_CASE("what is wrong with sets in common is found by the comparison with the CPU pool") {
+    round_pools pools;
+    kv_policy policy = policy_of(KV_SCORER_KEY_NORM);
+    policy.selection = KV_SELECT_UNION;
+    policy.value_reserve = 10;
+    policy.prompt_tokens = 60;
+    policy.segments = 3;
+    policy.segment_quota = 5;
+    bool changed = false;
+    SUBCASE("scores add up instead") {
+        pools.faults.join = [&](kernels::join_parameters& call) {
+            call.greatest = false;
+            changed = true;
+        };
+    }
+    SUBCASE("segments of positions elsewhere") {
+        pools.faults.quota = [&](kernels::quota_parameters& call) {
+            call.tables += 1;
+            changed = true;
+        };
+    }
+    SUBCASE("ranges of keys") {
+        pools.faults.measure = [&](kernels::measure_parameters& call) {
+            call.values = false;
+            changed = true;
+        };
+    }
+    SUBCASE("survivors of another set") {
+        pools.faults.compact = [&](kernels::compact_parameters& call) {
+            call.survivors -= 64;
+            changed = true;
+        };
+    }
+    drive(pools, policy, 6);
+    CHECK(changed);
+    CHECK(pools.differences + pools.host.fake.violations.size() != 0);
+    pools.host.fake.violations.clear();
+}
+
 namespace {
 
-/// One layer, so that the arena is small beside what sequences take.
+/// An arena of which sequences soon take more than a little.
 struct pressed_rounds : twin_model {
     pressed_rounds() {
         arena_bytes = uint64_t{8} << 20;

@@ -296,7 +296,7 @@ kvrt_plugin with_little_workspace() {
     kvrt_plugin made = *kvrt_cuda_plugin();
     made.create_rounds = [](kvrt_device* device, kvrt_round_memory* memory) {
         kvrt_round_memory less = *memory;
-        less.lanes = less.most_rounds = 1;
+        less.lanes = less.most_rounds = less.most_rows = 1;
         less.most_slots = 128;
         less.most_blocks *= 64;  // lists go up as before
         const kv_status verdict = kvrt_cuda_plugin()->create_rounds(device, &less);
@@ -349,6 +349,9 @@ TEST_CASE("lanes whose rows find no room beside each other are scored one behind
     SUBCASE("a set for each head") {}
     SUBCASE("a set for each layer, whose lanes stay together") {
         policy.selection = KV_SELECT_PER_LAYER;
+    }
+    SUBCASE("a set for all layers, of one sequence at a time") {
+        policy.selection = KV_SELECT_UNION;
     }
     drive(pools, policy, 6);
     CHECK(pools.differences == 0);
