@@ -26,6 +26,7 @@ struct guarded_slots {
     uint32_t protected_slots;       ///< all other slots
     uint32_t prompt_slots;          ///< of those: held by the prompt rule
     uint32_t before_recent;         ///< slots before those that are held since they are recent
+    uint32_t reserved;              ///< candidates that stay whatever the others score, 0 at first
 };
 
 /// Positions [first, first + count); an end beyond 2^64 is cut.
@@ -155,6 +156,7 @@ KVRT_DEVICE void join_guards(uint32_t* found, uint32_t pinned, uint32_t slots, g
     Cx::store(&out->protected_slots, slots - candidates);
     Cx::store(&out->prompt_slots, prompt);
     Cx::store(&out->before_recent, tail);
+    Cx::store(&out->reserved, 0u);
 }
 
 /// The kernel.

@@ -1,7 +1,8 @@
-// candidates.hpp, places.hpp, normalise.hpp and select.hpp for the GPU.
+// candidates.hpp, places.hpp, normalise.hpp, select.hpp and quota.hpp for the GPU.
 #include "kernels/cuda_context.cuh"
 #include "kernels/normalise.hpp"
 #include "kernels/places.hpp"
+#include "kernels/quota.hpp"
 #include "kernels/select.hpp"
 
 using namespace kvrt::kernels;
@@ -29,4 +30,8 @@ extern "C" __global__ void __launch_bounds__(select_threads)
 extern "C" __global__ void __launch_bounds__(select_threads)
     kvrt_reserve_slots(const __grid_constant__ reserve_parameters call) {
     reserve_slots<cuda_context>(call);
+}
+extern "C" __global__ void __launch_bounds__(select_threads)
+    kvrt_reserve_segments(const __grid_constant__ quota_parameters call) {
+    reserve_segments<cuda_context>(call);
 }

@@ -35,14 +35,16 @@ struct select_parameters {
     uint32_t count = 0;
 };
 
-/// What is held whatever its score: of each set's candidates the `keep` with the largest measure
-/// (all, if there are fewer) get +infinity as their score. Launch like select_parameters.
+/// What is held whatever its score: of each set's candidates the `count` with the largest measure
+/// get +infinity as their score, or all that there are, but no more than have places: those of
+/// `keep` that are neither protected nor reserved. Launch like select_parameters.
 struct reserve_set {
     uint64_t measure;  ///< place of slot 0's; may be that of the scores
     uint64_t scores;
     uint64_t guarded;
     uint32_t slots;
     uint32_t keep;
+    uint32_t count;
 };
 struct reserve_parameters {
     const float* measures = nullptr;
@@ -79,6 +81,7 @@ KVRT_DEVICE uint32_t score_order(float score) {
 template <class Cx>
 struct ranked_slots {
     const float* scores;
+    uint32_t begin = 0;  ///< slots before are not looked at
     uint32_t slots;
     uint32_t ranges;      ///< of candidates, in shared memory
     uint32_t candidates;  ///< slots in them
@@ -93,12 +96,30 @@ struct ranked_slots {
           slots(row_slots),
           ranges(Cx::template load_constant<uint32_t>(&guarded->count)),
           candidates(row_slots - Cx::template load_constant<uint32_t>(&guarded->protected_slots)) {
+        fetch(guarded);
+    }
+    /// Only those in [part.first, part.end); call count_candidates behind the barrier.
+    KVRT_DEVICE ranked_slots(const float* row, const slot_range& part, const guarded_slots* guarded)
+        : scores(row),
+          begin(part.first),
+          slots(part.end),
+          ranges(Cx::template load_constant<uint32_t>(&guarded->count)),
+          candidates(0) {
+        fetch(guarded);
+    }
+    KVRT_DEVICE void count_candidates() {
+        for (uint32_t r = 0; r < ranges; ++r) candidates += range(r).end - range(r).first;
+    }
+
+    KVRT_DEVICE void fetch(const guarded_slots* guarded) const {
         if (Cx::thread() >= 2 * ranges) return;
         const slot_range& from = guarded->range[Cx::thread() / 2];
         slot_range& to = shared()->ranges[Cx::thread() / 2];
         const bool first = Cx::thread() % 2 == 0;
+        const uint32_t bound =
+            Cx::template load_constant<uint32_t>(first ? &from.first : &from.end);
         Cx::store(first ? &to.first : &to.end,
-                  Cx::template load_constant<uint32_t>(first ? &from.first : &from.end));
+                  bound < begin ? begin : (bound < slots ? bound : slots));
     }
 
     KVRT_DEVICE slot_range range(uint32_t index) const {
@@ -198,7 +219,7 @@ struct ranked_slots {
         const uint32_t below = (1u << Cx::lane()) - 1;
         uint32_t sure = 0, equal = 0;  // before the tile
         uint32_t turn = 0;
-        for (uint64_t tile = 0; tile < slots; tile += select_tile, turn ^= 1) {
+        for (uint64_t tile = begin; tile < slots; tile += select_tile, turn ^= 1) {
             uint32_t sure_lanes[select_items], equal_lanes[select_items];
             warp_tally mine = {0, 0};
             const uint64_t first = tile + Cx::warp() * (warp_lanes * select_items) + Cx::lane();
@@ -276,14 +297,20 @@ KVRT_DEVICE void select_survivors(const select_parameters& call) {
 template <class Cx>
 KVRT_DEVICE void reserve_slots(const reserve_parameters& call) {
     const reserve_set& set = call.sets[Cx::block()];
+    const guarded_slots* const guarded =
+        call.guarded + Cx::template load_constant<uint64_t>(&set.guarded);
     const uint32_t keep = Cx::template load_constant<uint32_t>(&set.keep);
+    uint32_t count = Cx::template load_constant<uint32_t>(&set.count);
     float* const scores = call.scores + Cx::template load_constant<uint64_t>(&set.scores);
     const ranked_slots<Cx> ranked(
         call.measures + Cx::template load_constant<uint64_t>(&set.measure),
-        Cx::template load_constant<uint32_t>(&set.slots),
-        call.guarded + Cx::template load_constant<uint64_t>(&set.guarded));
+        Cx::template load_constant<uint32_t>(&set.slots), guarded);
     Cx::barrier();
-    const auto bound = ranked.find_rank(keep < ranked.candidates ? keep : ranked.candidates);
+    const uint32_t held =
+        ranked.slots - ranked.candidates + Cx::template load_constant<uint32_t>(&guarded->reserved);
+    const uint32_t places = keep > held ? keep - held : 0;
+    count = count < places ? count : places;
+    const auto bound = ranked.find_rank(count < ranked.candidates ? count : ranked.candidates);
     ranked.for_each_taken(bound, false, [&](uint32_t, uint32_t slot) {
         Cx::store(scores + slot, Cx::bits_to_f32(0x7f800000u));
     });

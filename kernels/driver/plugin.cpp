@@ -265,6 +265,8 @@ const kvrt_plugin plugin = {
     .fetch_counters = fetch_counters,
     .arrived_counters =
         [](kvrt_device* device) { return device->counters.arrived(device->fences); },
+    .check_value_ranges = [](kvrt_device* device,
+                             const kvrt_lane* lane) { return device->rounds.check_ranges(*lane); },
 };
 
 }  // namespace

@@ -18,11 +18,11 @@ type& made_at(std::byte* lane) {
     return *reinterpret_cast<type*>(lane);
 }
 
-status refuse(const char* what, const kvrt_operand& operand) {
+status refuse(const char* what, const kvrt_operand& operand, const char* does) {
     return fail(KV_UNSUPPORTED,
-                "policy: {} of KV_FORMAT {}{}: no kernel of KV_DEVICE_CUDA scores them in this "
+                "policy: {} of KV_FORMAT {}{}: no kernel of KV_DEVICE_CUDA {} them in this "
                 "version (see docs/device.md)",
-                what, operand.format, operand.rotated != 0 ? ", rotated" : "");
+                what, operand.format, operand.rotated != 0 ? ", rotated" : "", does);
 }
 
 void describe_place_lane(const kvrt_round_lane& from, const lane_places& at, std::byte* lane) {
@@ -143,10 +143,15 @@ status round_scores::check(const kvrt_lane& lane, const block_place& place, uint
     const bool opens_values = known->reads == lane_reads::keys_and_values;
     const bool opens_keys = known->reads == lane_reads::keys || opens_values;
     if (by_format ? reader_of(place.keys) == nullptr : opens_keys && !opens_rows(place.keys)) {
-        return refuse("keys", lane.keys);
+        return refuse("keys", lane.keys, "scores");
     }
-    if (opens_values && !opens_rows(place.values)) return refuse("values", lane.values);
+    if (opens_values && !opens_rows(place.values)) return refuse("values", lane.values, "scores");
     return KV_OK;
+}
+
+status round_scores::check_ranges(const kvrt_lane& lane, const block_place& place) {
+    if (reader_of(place.values) != nullptr) return KV_OK;
+    return refuse("value_reserve: values", lane.values, "measures");
 }
 
 status round_scores::launch(const score_call& call) {
@@ -191,6 +196,27 @@ status round_scores::score_norms(const score_call& call) {
     parameters.count = share.count;
     parameters.most_slots = share.most_slots;
     parameters.negates = true;
+    return functions_->launch(reader->measure, call.score_blocks(), score_threads, 0, call.stream,
+                              &parameters);
+}
+
+status round_scores::measure_ranges(const score_call& call, const score_lane* lanes) {
+    const round_share& share = call.share;
+    key_functions* const reader = reader_of(share.place.values);
+    if (reader == nullptr) {
+        return fail(KV_INTERNAL, "a round that reserves values of KV_FORMAT {}",
+                    call.first().lane->values.format);
+    }
+    measure_parameters parameters;
+    parameters.arena = call.arena();
+    parameters.place = share.place;
+    parameters.lanes = lanes;
+    parameters.tables = call.batch_of<uint32_t>();
+    parameters.range = call.scores;
+    parameters.stride = share.stride;
+    parameters.count = share.count;
+    parameters.most_slots = share.most_slots;
+    parameters.values = true;
     return functions_->launch(reader->measure, call.score_blocks(), score_threads, 0, call.stream,
                               &parameters);
 }

@@ -12,22 +12,27 @@
 
 namespace kvrt::cuda {
 
-/// Lanes of one kind and scorer, and where their rows are in the workspace.
+/// Lanes of one kind and scorer, and where they are in the workspace, which is counted in floats.
 struct round_share {
     const kvrt_round_lane* lanes = nullptr;
     uint32_t count = 0;
     uint32_t most_slots = 0;
     uint32_t kv_heads = 0;
-    uint32_t rows = 1;  ///< of scores, of a KV head
-    uint32_t sets = 0;  ///< of survivors
-    bool shares_sets = false;
+    uint32_t rows = 1;         ///< of scores, of a KV head
+    bool shares_sets = false;  ///< all heads of a lane have one
+    bool reserves = false;     ///< by ranges of values, which have a row of each head, too
     uint64_t stride = 0;
-    uint64_t scratch = 0;            ///< floats of a KV head
+    uint64_t first = 0;  ///< where its rows begin
+    uint64_t guarded_at = 0, scratch_at = 0;
+    uint64_t scratch = 0;            ///< of a KV head
     const float* moments = nullptr;  ///< of the device: the least of its lanes'
     kernels::block_place place;
 
     uint32_t heads() const { return count * kv_heads; }
-    uint64_t survivors_at() const { return uint64_t{heads()} * rows * stride; }
+    uint64_t ranges_at() const { return first + uint64_t{heads()} * rows * stride; }
+    uint64_t survivors_at() const {
+        return ranges_at() + (reserves ? uint64_t{heads()} * stride : 0);
+    }
 };
 
 /// What of a lane depends on where the batch has its parts: places from the batch's begin, each in
@@ -108,7 +113,12 @@ class round_scores {
     /// UNSUPPORTED, by name, where no kernel scores what is stored so.
     status check(const kvrt_lane& lane, const kernels::block_place& place, uint32_t scorer);
 
+    /// The same of values whose ranges are measured.
+    status check_ranges(const kvrt_lane& lane, const kernels::block_place& place);
+
     status launch(const score_call& call);
+    /// VaSE's ranges of values, a row for each KV head.
+    status measure_ranges(const score_call& call, const kernels::score_lane* lanes);
 
   private:
     /// Kernels that read keys stored so.

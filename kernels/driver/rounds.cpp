@@ -3,11 +3,10 @@
 #include <algorithm>
 #include <cstring>
 
-#include "base/checked.hpp"
 #include "driver/verbs.hpp"
 #include "kernels/compact.hpp"
 #include "kernels/normalise.hpp"
-#include "kernels/select.hpp"
+#include "kernels/quota.hpp"
 
 namespace kvrt::cuda {
 
@@ -19,30 +18,39 @@ using namespace kernels;
 constexpr uint64_t comfortable_workspace = uint64_t{64} << 20;
 constexpr uint64_t least_staging = uint64_t{64} << 10;
 constexpr uint64_t most_staging = uint64_t{8} << 20;
-constexpr uint64_t batch_alignment = 16;  ///< of an array in a batch
-constexpr uint64_t row_alignment = 64;    ///< slots
-constexpr uint64_t scratch_alignment = 64;
-constexpr uint32_t most_arrays = 10;  ///< of a share, beside those of its lanes
+constexpr uint32_t most_arrays = 16;  ///< of a share, beside those of its lanes
 
 /// What a lane adds to a batch, at most.
-uint64_t lane_bytes(uint64_t blocks, uint64_t pinned, uint64_t phases, uint64_t heads) {
+uint64_t lane_bytes(uint64_t blocks, uint64_t pinned, uint64_t phases, uint64_t heads,
+                    bool segmented) {
     const uint64_t lists = sizeof(guard_lane) + round_scores::most_lane_bytes() +
-                           sizeof(compact_lane) + sizeof(score_join) +
-                           heads * (sizeof(normalise_head) + sizeof(select_set) + sizeof(uint64_t));
-    return lists + 2 * blocks * sizeof(uint32_t) + pinned * sizeof(position_range) +
-           phases * sizeof(double) + (most_arrays + 4) * batch_alignment;
+                           sizeof(score_lane) + sizeof(compact_lane);
+    const uint64_t of_head = sizeof(normalise_head) + sizeof(select_set) + sizeof(reserve_set) +
+                             (segmented ? sizeof(quota_set) : 0) + sizeof(uint32_t) +
+                             2 * (sizeof(score_join) + 2 * sizeof(uint64_t));
+    return lists + heads * of_head + 2 * blocks * sizeof(uint32_t) +
+           pinned * sizeof(position_range) + phases * sizeof(double) +
+           (most_arrays + 4) * batch_alignment;
 }
+
+bool reserves(const kvrt_round_lane& lane) { return lane.guards->value_reserve != 0; }
+bool is_segmented(const kvrt_round_lane& lane) { return lane.guards->segments != 0; }
 
 bool same_rows(const kvrt_round_lane& a, const kvrt_round_lane& b) {
     return a.kind == b.kind && a.scores.scorer == b.scores.scorer &&
            a.scores.variants == b.scores.variants && a.scores.spread == b.scores.spread &&
-           a.scores.sinks == b.scores.sinks && (a.set == 0) == (b.set == 0);
+           a.scores.sinks == b.scores.sinks && a.selection == b.selection && a.bundle == b.bundle &&
+           reserves(a) == reserves(b);
 }
 
-/// Lanes that share survivors with the first of `left`: itself, and some behind it.
+/// Lanes that must be in a share with the first of `left`: itself, and some behind it.
 uint32_t lanes_of_set(const kvrt_round_lane* lanes, uint32_t left) {
     uint32_t count = 1;
-    while (lanes->set != 0 && count < left && lanes[count].set == lanes->set) ++count;
+    const bool alone = lanes->bundle != 0 || lanes->selection != KV_SELECT_PER_LAYER;
+    while (!alone && count < left && same_rows(*lanes, lanes[count]) &&
+           lanes[count].set == lanes->set) {
+        ++count;
+    }
     return count;
 }
 
@@ -59,6 +67,8 @@ uint32_t blocks_for(const kvrt_lane& lane, uint32_t slots) {
 round_runner::round_runner()
     : candidates_{"kvrt_find_candidates"},
       join_{"kvrt_join_rows"},
+      quota_{"kvrt_reserve_segments"},
+      reserve_{"kvrt_reserve_slots"},
       select_{"kvrt_select_survivors"},
       compact_{"kvrt_compact_lanes"} {}
 
@@ -68,11 +78,26 @@ round_runner::~round_runner() {
     (void)device_->calls().stream_destroy(stream_);
 }
 
-/// `scratch`: floats of a head, behind all others.
-uint64_t round_runner::workspace_bytes(uint64_t heads, uint64_t rows, uint64_t stride,
-                                       uint64_t scratch) const {
-    return heads * (sizeof(guarded_slots) + ((rows + 1) * stride + scratch) * sizeof(float)) +
-           scratch_alignment;
+/// `heads` of lanes, in rows `stride` apart, with so many floats to work in for each.
+uint64_t round_runner::share_bytes(const round_share& mine, uint64_t heads, uint64_t stride,
+                                   uint64_t scratch) const {
+    const uint64_t rows = (mine.rows + (mine.reserves ? 1 : 0)) * stride + scratch;
+    const uint64_t of_head = rows * sizeof(float);
+    const uint64_t alignment = scratch_alignment * sizeof(float);
+    if (mine.lanes->bundle != 0) return heads * of_head + alignment;
+    return heads * (of_head + sizeof(guarded_slots) + stride * sizeof(float)) + alignment;
+}
+
+/// For a layer whose heads share a set, and for the widest bundle of a sequence.
+uint64_t round_runner::least_workspace(const kvrt_round_memory& memory) const {
+    const uint64_t stride = round_up<uint64_t>(memory.most_slots, row_alignment);
+    const uint64_t scratch = round_scores::most_scratch(memory.most_dim, stride);
+    const uint64_t rows = memory.most_rows + memory.most_heads;  // one for ranges
+    const uint64_t of_sets = 3 * memory.most_heads;              // scores, ranges, survivors
+    const uint64_t guarded = uint64_t{memory.lanes} * memory.most_heads * sizeof(guarded_slots);
+    return round_up(guarded, row_alignment * sizeof(float)) +
+           ((rows + of_sets) * stride + memory.most_heads * scratch + scratch_alignment) *
+               sizeof(float);
 }
 
 status round_runner::create(device_context& device, kernel_functions& functions,
@@ -82,16 +107,13 @@ status round_runner::create(device_context& device, kernel_functions& functions,
     functions_ = &functions;
     const current_context here(device);
     KVRT_TRY(here.state());
-    for (kernel_function* each : {&candidates_, &join_, &select_, &compact_}) {
+    for (kernel_function* each : {&candidates_, &join_, &quota_, &reserve_, &select_, &compact_}) {
         KVRT_TRY(functions.find(*each));
     }
     KVRT_TRY(scorers_.create(functions));
-    const uint64_t stride = round_up<uint64_t>(memory.most_slots, row_alignment);
-    const uint64_t scratch = round_scores::most_scratch(memory.most_dim, stride);
-    const uint64_t lane = workspace_bytes(memory.most_heads, 1, 0, scratch) +
-                          (memory.most_rows + memory.most_heads) * stride * sizeof(float);
-    const uint64_t all = lane * memory.lanes * memory.most_rounds;
-    const uint64_t wanted = std::max(lane, std::min(all, comfortable_workspace));
+    const uint64_t least = least_workspace(memory);
+    const uint64_t all = least * memory.lanes * memory.most_rounds;
+    const uint64_t wanted = std::max(least, std::min(all, comfortable_workspace));
     if (workspace_bytes_ == 0) {
         KVRT_TRY(workspace_.allocate(device, wanted));
         workspace_bytes_ = wanted;
@@ -108,7 +130,7 @@ status round_runner::create(device_context& device, kernel_functions& functions,
                               "cuStreamCreate"));
     }
     const uint64_t sequence =
-        memory.lanes * lane_bytes(memory.most_blocks, most_pinned, 0, memory.most_heads) +
+        memory.lanes * lane_bytes(memory.most_blocks, most_pinned, 0, memory.most_heads, true) +
         memory.phases * sizeof(double);
     const uint64_t staging = std::clamp(sequence * memory.most_rounds, least_staging, most_staging);
     return ring_.create(device, round_up(std::max(staging, 2 * sequence), ring_.alignment));
@@ -120,84 +142,89 @@ status round_runner::check(const kvrt_lane& lane, uint32_t scorer) {
     return scorers_.check(lane, place, scorer);
 }
 
-float* round_runner::scores() const { return reinterpret_cast<float*>(workspace_.address()); }
-
-/// Behind the survivors, which are behind the scores.
-guarded_slots* round_runner::guarded(const round_share& mine) const {
-    return reinterpret_cast<guarded_slots*>(scores() + mine.survivors_at() +
-                                            mine.heads() * mine.stride);
+status round_runner::check_ranges(const kvrt_lane& lane) {
+    block_place place;
+    KVRT_TRY(describe_lane(lane, "policy", place));
+    return scorers_.check_ranges(lane, place);
 }
 
-float* round_runner::scratch(const round_share& mine) const {
-    const auto end = reinterpret_cast<uintptr_t>(guarded(mine) + mine.heads());
-    return reinterpret_cast<float*>(round_up<uint64_t>(end, scratch_alignment));
+float* round_runner::scores() const { return reinterpret_cast<float*>(workspace_.address()); }
+
+guarded_slots* round_runner::guarded(const round_share& mine) const {
+    return reinterpret_cast<guarded_slots*>(scores() + mine.guarded_at);
+}
+
+uint64_t* round_runner::phases_in_batch::place_of(const double* phases, bool& missing) {
+    uint32_t i = 0;
+    while (i < most && of[i] != phases) ++i;
+    missing = i == most;
+    if (missing) i = count++ % most;
+    of[i] = phases;
+    return at + i;
 }
 
 uint64_t round_runner::batch_bytes(const kvrt_round& round) const {
     uint64_t bytes = 0;
-    const double* phases = nullptr;
+    phases_in_batch phases;
     for (uint32_t i = 0; i < round.count; ++i) {
         const kvrt_round_lane& lane = round.lanes[i];
-        const bool more = lane.scores.phases != phases;
-        phases = lane.scores.phases;
-        bytes += lane_bytes(blocks_for(*lane.lane, lane.slots), lane.guards->pinned_count,
-                            more ? lane.scores.phase_count : 0, lane.lane->kv_heads);
+        bool more = false;
+        if (lane.scores.phases != nullptr) (void)phases.place_of(lane.scores.phases, more);
+        bytes +=
+            lane_bytes(blocks_for(*lane.lane, lane.slots), lane.guards->pinned_count,
+                       more ? lane.scores.phase_count : 0, lane.lane->kv_heads, is_segmented(lane));
     }
     return round_up(bytes, ring_.alignment);
 }
 
-/// As many lanes that go together as there are rows for.
-round_share round_runner::next_share(const kvrt_round& round, uint32_t first) const {
+/// As many lanes that go together as there are rows for in `room` bytes; those of a bundle are
+/// placed by who asks.
+round_share round_runner::next_share(const kvrt_round_lane* lanes, uint32_t left,
+                                     uint64_t room) const {
     round_share made;
-    made.lanes = round.lanes + first;
-    made.kv_heads = made.lanes->lane->kv_heads;
-    const round_scorer& scorer = scorer_of(*made.lanes);
-    const uint32_t dim = std::max(made.lanes->lane->keys.dim, made.lanes->lane->values.dim);
-    made.rows = scorer.rows_of(made.lanes->scores);
-    made.shares_sets = made.lanes->set != 0;
-    while (first + made.count < round.count) {
-        const kvrt_round_lane& next = made.lanes[made.count];
-        const uint32_t more = lanes_of_set(&next, round.count - first - made.count);
+    made.lanes = lanes;
+    made.kv_heads = lanes->lane->kv_heads;
+    const round_scorer& scorer = scorer_of(*lanes);
+    const uint32_t dim = std::max(lanes->lane->keys.dim, lanes->lane->values.dim);
+    made.rows = scorer.rows_of(lanes->scores);
+    made.shares_sets =
+        lanes->selection == KV_SELECT_PER_LAYER || lanes->selection == KV_SELECT_UNION;
+    made.reserves = reserves(*lanes);
+    while (made.count < left) {
+        const kvrt_round_lane& next = lanes[made.count];
+        if (!same_rows(*lanes, next)) break;
+        const uint32_t more = lanes_of_set(&next, left - made.count);
         const uint32_t slots = std::max(made.most_slots, next.slots);
         const uint64_t stride = round_up<uint64_t>(slots, row_alignment);
         const uint64_t heads = uint64_t{made.count + more} * made.kv_heads;
         const uint64_t scratch = scorer.scratch_of(dim, stride);
-        const uint64_t bytes = workspace_bytes(heads, made.rows, stride, scratch);
-        if (made.count != 0 && (!same_rows(*made.lanes, next) || bytes > workspace_bytes_)) break;
+        if (made.count != 0 && share_bytes(made, heads, stride, scratch) > room) break;
         made.count += more;
         made.most_slots = slots;
         made.stride = stride;
         made.scratch = scratch;
     }
-    made.moments = made.lanes->scores.moments;
+    made.moments = lanes->scores.moments;
     for (uint32_t i = 1; i < made.count; ++i) {
-        made.moments = std::min(made.moments, made.lanes[i].scores.moments);
+        made.moments = std::min(made.moments, lanes[i].scores.moments);
     }
+    made.guarded_at = made.survivors_at() + made.heads() * made.stride;
+    made.scratch_at = round_up(
+        made.guarded_at + made.heads() * sizeof(guarded_slots) / sizeof(float), scratch_alignment);
     return made;
 }
 
-template <class type>
-type* round_runner::append(uint64_t count, uint64_t& at) {
-    at = round_up(used_, batch_alignment);
-    used_ = at + count * sizeof(type);
-    return reinterpret_cast<type*>(ring_.data() + at);
-}
-
 /// Tables and pinned ranges lie behind each other; places in them count from the batch's begin.
-round_runner::places round_runner::pack(round_share& mine) {
+round_runner::places round_runner::pack(round_share& mine, set_lists& sets) {
     places at;
-    uint64_t members_at = 0;
-    uint32_t leader = 0;  // of a set: whose survivors are all lanes'
-    mine.sets = 0;
+    uint64_t tables_at = 0;
     auto* const guards = append<guard_lane>(mine.count, at.guards);
     const round_scorer& scorer = scorer_of(*mine.lanes);
     auto* const scored_lanes = append<std::byte>(mine.count * scorer.lane_bytes, at.scores);
     auto* const heads = append<normalise_head>(mine.heads(), at.heads);
-    auto* const sets = append<select_set>(mine.heads(), at.sets);
-    auto* const moves = append<compact_lane>(mine.count, at.moves);
-    const uint32_t joined = mine.shares_sets ? mine.heads() : 0;
-    auto* const members = append<uint64_t>(joined, members_at);
-    auto* const joins = append<score_join>(mine.shares_sets ? mine.count : 0, at.joins);
+    auto* const ranges = append<score_lane>(mine.reserves ? mine.count : 0, at.ranges);
+    auto* const tables = append<uint64_t>(mine.count, tables_at);
+    auto* const moves = at_host<compact_lane>(sets.moves) + sets.lanes;
     for (uint32_t i = 0; i < mine.count; ++i) {
         const kvrt_round_lane& from = mine.lanes[i];
         const kvrt_round_scores& scored = from.scores;
@@ -209,101 +236,74 @@ round_runner::places round_runner::pack(round_share& mine) {
         if (from.target_table != from.source_table) {
             std::copy_n(from.target_table, kept, append<uint32_t>(kept, target));
         }
+        tables[i] = source / sizeof(uint32_t);
         const kvrt_round_guards& rules = *from.guards;
-        position_range* const ranges = append<position_range>(rules.pinned_count, pinned);
+        position_range* const pins = append<position_range>(rules.pinned_count, pinned);
         for (uint32_t r = 0; r < rules.pinned_count; ++r) {
-            ranges[r] = {rules.pinned[2 * r], rules.pinned[2 * r + 1]};
+            pins[r] = {rules.pinned[2 * r], rules.pinned[2 * r + 1]};
         }
-        if (scored.phases != nullptr && scored.phases != phases_) {
-            phases_ = scored.phases;
-            std::copy_n(phases_, scored.phase_count,
-                        append<double>(scored.phase_count, phases_at_));
+        uint64_t phases_at = 0;
+        if (scored.phases != nullptr) {
+            bool missing = false;
+            uint64_t* const noted = phases_.place_of(scored.phases, missing);
+            if (missing) {
+                std::copy_n(scored.phases, scored.phase_count,
+                            append<double>(scored.phase_count, *noted));
+            }
+            phases_at = *noted;
         }
-        const uint64_t row = uint64_t{i} * mine.kv_heads * mine.rows * mine.stride;
-        uint64_t survivors = uint64_t{i} * mine.kv_heads * mine.stride;
-        guards[i] = {source / sizeof(uint32_t),
-                     pinned / sizeof(position_range),
-                     rules.next_position,
-                     rules.prompt_tokens,
-                     rules.sinks,
-                     rules.recent,
-                     from.slots,
-                     from.explicit_slots,
-                     rules.pinned_count,
-                     0};
+        const uint64_t row = mine.first + uint64_t{i} * mine.kv_heads * mine.rows * mine.stride;
+        guards[i] = {tables[i],           pinned / sizeof(position_range),
+                     rules.next_position, rules.prompt_tokens,
+                     rules.sinks,         rules.recent,
+                     from.slots,          from.explicit_slots,
+                     rules.pinned_count,  0};
         scorer.describe(from,
-                        {source / sizeof(uint32_t), phases_at_ / sizeof(double), row,
+                        {tables[i], phases_at / sizeof(double), row,
                          static_cast<uint64_t>(scored.moments - mine.moments)},
                         scored_lanes + i * scorer.lane_bytes);
-        const bool leads = i == 0 || !mine.shares_sets || from.set != mine.lanes[i - 1].set;
-        if (leads) leader = i;
-        for (uint32_t h = 0; h < mine.kv_heads; ++h) {
-            const uint32_t head = i * mine.kv_heads + h;
-            const uint64_t of_head = row + h * mine.rows * mine.stride;
-            heads[head] = {of_head, of_head, head};
-            if (mine.shares_sets) members[head] = of_head;
-            if (mine.shares_sets && (!leads || h != 0)) continue;
-            if (mine.shares_sets) {
-                const uint32_t lanes = lanes_of_set(&from, mine.count - i);
-                joins[mine.sets] = {of_head, members_at / sizeof(uint64_t) + head, head,
-                                    lanes * mine.kv_heads, 0};
-            }
-            sets[mine.sets++] = {of_head, survivors + h * mine.stride, head, from.slots, from.keep};
+        if (mine.reserves) {
+            const uint64_t to = mine.ranges_at() + uint64_t{i} * mine.kv_heads * mine.stride;
+            ranges[i] = {tables[i], to, 0, 0, from.slots, 0};
         }
-        if (mine.shares_sets) survivors = uint64_t{leader} * mine.kv_heads * mine.stride;
-        moves[i] = {source / sizeof(uint32_t),
+        for (uint32_t h = 0; h < mine.kv_heads; ++h) {
+            const uint64_t of_head = row + h * mine.rows * mine.stride;
+            heads[i * mine.kv_heads + h] = {of_head, of_head, i * mine.kv_heads + h};
+        }
+        moves[i] = {tables[i],
                     target / sizeof(uint32_t),
-                    survivors,
+                    rows_of_set(mine, sets, i, 0).survivors,
                     no_sums,
                     from.keep,
                     from.slots,
                     from.explicit_slots,
                     static_cast<uint32_t>(rules.next_position)};
     }
+    pack_sets(mine, tables, sets, at);
+    sets.lanes += mine.count;
+    sets.heads += mine.heads();
     return at;
 }
 
-/// Survivors, and their way to the front.
-status round_runner::launch_rest(stream_handle stream, const round_share& mine, const places& at) {
-    if (mine.shares_sets) {
-        join_parameters join;
-        join.scores = scores();
-        join.guarded = guarded(mine);
-        join.joins = on_device<score_join>(at.joins);
-        join.members = on_device<uint64_t>(0);
-        join.count = mine.sets;
-        join.most_slots = mine.most_slots;
-        KVRT_TRY(functions_->launch(join_, join_blocks(mine.sets, mine.most_slots),
-                                    normalise_threads, 0, stream, &join));
-    }
-    uint32_t* const survivors = reinterpret_cast<uint32_t*>(scores() + mine.survivors_at());
-    select_parameters select;
-    select.scores = scores();
-    select.survivors = survivors;
-    select.guarded = guarded(mine);
-    select.sets = on_device<select_set>(at.sets);
-    select.count = mine.sets;
-    KVRT_TRY(functions_->launch(select_, select.count, select_threads, select_shared_bytes, stream,
-                                &select));
+status round_runner::launch_compaction(stream_handle stream, const round_share& mine,
+                                       uint64_t moves, uint64_t survivor_stride) {
     const kvrt_lane& lane = *mine.lanes->lane;
     compact_parameters compact;
     compact.arena = static_cast<std::byte*>(const_cast<void*>(lane.arena));
     compact.place = mine.place;
     compact.positions = positions_of(lane.positions);
-    compact.lanes = on_device<compact_lane>(at.moves);
+    compact.lanes = on_device<compact_lane>(moves);
     compact.tables = on_device<uint32_t>(0);
-    compact.survivors = survivors;
-    compact.survivor_stride = mine.shares_sets ? 0 : mine.stride;
+    compact.survivors = reinterpret_cast<const uint32_t*>(scores());
+    compact.survivor_stride = mine.shares_sets ? 0 : survivor_stride;
     compact.count = mine.count;
     return functions_->launch(compact_, compact_blocks(mine.count, mine.kv_heads), compact_threads,
                               compact_shared_bytes, stream, &compact);
 }
 
-status round_runner::run_share(stream_handle stream, const kvrt_round& round, round_share& mine) {
-    KVRT_TRY(describe_lane(*mine.lanes->lane, "kv_compress", mine.place));
-    const uint64_t begin = round_up(used_, batch_alignment);
-    const places at = pack(mine);
-    KVRT_TRY(ring_.copy(ring_.on_device(begin), begin, used_ - begin));
+/// Candidates, and a row of scores for each set, as far as the share has it.
+status round_runner::score(stream_handle stream, const kvrt_round& round, const round_share& mine,
+                           const places& at) {
     guard_parameters guards;
     guards.positions = positions_of(mine.lanes->lane->positions);
     guards.tables = on_device<uint32_t>(0);
@@ -314,10 +314,38 @@ status round_runner::run_share(stream_handle stream, const kvrt_round& round, ro
     guards.kv_heads = mine.kv_heads;
     KVRT_TRY(functions_->launch(candidates_, guard_blocks(mine.count, mine.kv_heads), guard_threads,
                                 guard_shared_bytes, stream, &guards));
-    KVRT_TRY(scorers_.launch({stream, round, mine, on_device<std::byte>(0),
-                              on_device<std::byte>(at.scores), on_device<normalise_head>(at.heads),
-                              guarded(mine), scores(), scratch(mine)}));
-    return launch_rest(stream, mine, at);
+    const score_call call = {stream,
+                             round,
+                             mine,
+                             on_device<std::byte>(0),
+                             on_device<std::byte>(at.scores),
+                             on_device<normalise_head>(at.heads),
+                             guarded(mine),
+                             scores(),
+                             scores() + mine.scratch_at};
+    KVRT_TRY(scorers_.launch(call));
+    if (mine.reserves) KVRT_TRY(scorers_.measure_ranges(call, on_device<score_lane>(at.ranges)));
+    return launch_joins(stream, mine, at);
+}
+
+status round_runner::copy_from(uint64_t begin, uint64_t end) {
+    return ring_.copy(ring_.on_device(begin), begin, end - begin);
+}
+
+status round_runner::run_share(stream_handle stream, kvrt_round& round) {
+    const kvrt_round_lane* const lanes = round.lanes + round.done;
+    round_share mine = next_share(lanes, round.count - round.done, workspace_bytes_);
+    KVRT_TRY(describe_lane(*lanes->lane, "kv_compress", mine.place));
+    const uint64_t begin = round_up(used_, batch_alignment);
+    set_lists sets;
+    begin_sets(lanes, mine.count, mine.heads(), sets);
+    const places at = pack(mine, sets);
+    KVRT_TRY(copy_from(begin, used_));
+    KVRT_TRY(score(stream, round, mine, at));
+    KVRT_TRY(launch_sets(stream, sets, guarded(mine)));
+    KVRT_TRY(launch_compaction(stream, mine, sets.moves, mine.stride));
+    round.done += mine.count;
+    return KV_OK;
 }
 
 status round_runner::read(stream_handle stream, const kvrt_words* pieces, uint64_t count,
@@ -345,15 +373,15 @@ status round_runner::read(stream_handle stream, const kvrt_words* pieces, uint64
 
 status round_runner::run(stream_handle stream, kvrt_round& round) {
     round.done = 0;
+    KVRT_TRY(check_bundles(round));
     const uint64_t bytes = batch_bytes(round);
     KVRT_TRY(ring_.open(bytes, bytes, stream));
     used_ = 0;
-    phases_ = nullptr;
+    phases_ = {};
     status verdict = KV_OK;
     while (round.done != round.count && verdict == KV_OK) {
-        round_share mine = next_share(round, round.done);
-        verdict = run_share(stream, round, mine);
-        if (verdict == KV_OK) round.done += mine.count;
+        verdict = round.lanes[round.done].bundle == 0 ? run_share(stream, round)
+                                                      : run_bundle(stream, round);
     }
     const status closed = ring_.close(used_);
     return verdict == KV_OK ? closed : verdict;

@@ -1,14 +1,20 @@
 // Rounds of eviction as launches: candidates, scores, survivors, compaction. Lanes of a kind go
-// together, as many at once as the workspace has rows for. What kernels are told of them goes up
-// through a ring of its own, in one batch for the call.
+// together, as many at once as the workspace has rows for; bundles, whose lanes are of several
+// kinds, are scored share by share first, into rows that they have in common. What kernels are told
+// of them goes up through a ring of its own, in one batch for the call.
 #pragma once
 
+#include "base/checked.hpp"
 #include "device/plugin.h"
 #include "driver/buffer.hpp"
 #include "driver/round_scores.hpp"
 #include "driver/staging.hpp"
 
 namespace kvrt::cuda {
+
+inline constexpr uint64_t batch_alignment = 16;    ///< of an array in a batch
+inline constexpr uint64_t row_alignment = 64;      ///< slots
+inline constexpr uint64_t scratch_alignment = 16;  ///< floats
 
 class round_runner {
   public:
@@ -23,6 +29,7 @@ class round_runner {
 
     /// UNSUPPORTED, by name, where no kernel scores or moves what is stored so.
     status check(const kvrt_lane& lane, uint32_t scorer);
+    status check_ranges(const kvrt_lane& lane);
 
     /// What rounds outside of the host's steps are enqueued on.
     stream_handle stream() const { return stream_; }
@@ -33,24 +40,90 @@ class round_runner {
     status read(stream_handle stream, const kvrt_words* pieces, uint64_t count, uint32_t* out);
 
   private:
-    /// Places in the batch, in bytes.
+    /// The last phases that went into a batch, and where.
+    struct phases_in_batch {
+        static constexpr uint32_t most = 8;  ///< rotations that lanes of a bundle may take turns in
+        const double* of[most] = {};
+        uint64_t at[most] = {};
+        uint32_t count = 0;
+
+        /// Where they are to be noted, if `missing`, or are noted.
+        uint64_t* place_of(const double* phases, bool& missing);
+    };
+    /// Lanes that have sets in common: what candidates all their heads have, then rows of the sets.
+    struct bundle {
+        const kvrt_round_lane* lanes = nullptr;
+        uint32_t count = 0;
+        uint32_t sets = 0;
+        uint32_t heads = 0;  ///< of all lanes
+        bool reserves = false;
+        uint64_t stride = 0;
+
+        uint64_t scores_at() const;
+        uint64_t ranges_at() const { return scores_at() + sets * stride; }
+        uint64_t survivors_at() const { return ranges_at() + (reserves ? sets * stride : 0); }
+        uint64_t end() const { return survivors_at() + sets * stride; }
+    };
+    /// Places in the batch, in bytes, of what is told of a share.
     struct places {
-        uint64_t guards, scores, heads, sets, joins, moves;
+        uint64_t guards = 0, scores = 0, heads = 0, ranges = 0;
+        uint64_t joins = 0, range_joins = 0;
+        uint32_t join_count = 0;
+    };
+    /// The same of sets of survivors, as they become complete, and of how lanes move.
+    struct set_lists {
+        uint64_t selects = 0, quotas = 0, reserves = 0, moves = 0;
+        uint32_t count = 0, quota_count = 0, reserve_count = 0;
+        uint32_t most_segments = 0;
+        uint32_t lanes = 0;  ///< that are listed
+        // Of a bundle:
+        const bundle* of = nullptr;
+        uint32_t* begun = nullptr;  ///< [sets]: has scores already
+        uint32_t heads = 0;         ///< of the lanes that are listed
+    };
+    /// Of a set.
+    struct set_rows {
+        uint64_t scores, ranges, survivors;
     };
 
     uint64_t batch_bytes(const kvrt_round& round) const;
-    uint64_t workspace_bytes(uint64_t heads, uint64_t rows, uint64_t stride,
-                             uint64_t scratch) const;
-    round_share next_share(const kvrt_round& round, uint32_t first) const;
-    status run_share(stream_handle stream, const kvrt_round& round, round_share& mine);
-    places pack(round_share& mine);
-    status launch_rest(stream_handle stream, const round_share& mine, const places& at);
+    uint64_t share_bytes(const round_share& mine, uint64_t heads, uint64_t stride,
+                         uint64_t scratch) const;
+    uint64_t least_workspace(const kvrt_round_memory& memory) const;
+    round_share next_share(const kvrt_round_lane* lanes, uint32_t left, uint64_t room) const;
+    bundle bundle_at(const kvrt_round& round, uint32_t first) const;
+    status check_bundles(const kvrt_round& round) const;
+    status run_share(stream_handle stream, kvrt_round& round);
+    status run_bundle(stream_handle stream, kvrt_round& round);
+    status copy_from(uint64_t begin, uint64_t end);
+    void begin_sets(const kvrt_round_lane* lanes, uint32_t count, uint32_t sets, set_lists& lists);
+    places pack(round_share& mine, set_lists& sets);
+    void pack_sets(const round_share& mine, const uint64_t* tables, set_lists& sets, places& at);
+    void add_set(const round_share& mine, uint32_t lane, uint32_t head, uint64_t table,
+                 const set_rows& rows, set_lists& sets);
+    set_rows rows_of_set(const round_share& mine, const set_lists& sets, uint32_t lane,
+                         uint32_t head) const;
+    status score(stream_handle stream, const kvrt_round& round, const round_share& mine,
+                 const places& at);
+    status launch_joins(stream_handle stream, const round_share& mine, const places& at);
+    status launch_sets(stream_handle stream, const set_lists& sets,
+                       kernels::guarded_slots* guarded);
+    status launch_compaction(stream_handle stream, const round_share& mine, uint64_t moves,
+                             uint64_t survivor_stride);
     float* scores() const;
-    float* scratch(const round_share& mine) const;
     kernels::guarded_slots* guarded(const round_share& mine) const;
 
+    /// Room in the open batch, and where it is there.
     template <class type>
-    type* append(uint64_t count, uint64_t& at);
+    type* append(uint64_t count, uint64_t& at) {
+        at = round_up(used_, batch_alignment);
+        used_ = at + count * sizeof(type);
+        return at_host<type>(at);
+    }
+    template <class type>
+    type* at_host(uint64_t at) const {
+        return reinterpret_cast<type*>(ring_.data() + at);
+    }
     template <class type>
     const type* on_device(uint64_t at) const {
         return reinterpret_cast<const type*>(ring_.on_device(at));
@@ -63,10 +136,9 @@ class round_runner {
     device_buffer positions_[KVRT_MOST_POSITIONS];
     uint64_t workspace_bytes_ = 0;
     staging_ring ring_;
-    uint64_t used_ = 0;               ///< of the open batch
-    const double* phases_ = nullptr;  ///< the last that went into it, and where
-    uint64_t phases_at_ = 0;
-    kernel_function candidates_, join_, select_, compact_;
+    uint64_t used_ = 0;  ///< of the open batch
+    phases_in_batch phases_;
+    kernel_function candidates_, join_, quota_, reserve_, select_, compact_;
     round_scores scorers_;
 };
 

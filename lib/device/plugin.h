@@ -18,7 +18,7 @@ extern "C" {
 #endif
 
 /* Rises with every change of what is below that an older side would not understand. */
-#define KVRT_PLUGIN_VERSION 2u
+#define KVRT_PLUGIN_VERSION 3u
 
 typedef struct kvrt_device kvrt_device;
 
@@ -208,11 +208,15 @@ typedef struct kvrt_round_memory {
     uint32_t* positions[KVRT_MOST_POSITIONS];     /* out: of the device */
 } kvrt_round_memory;
 
-/* What guards hold of a sequence, as guard_rules of retention/select.hpp. */
+/* What guards hold of a sequence, as guard_rules of retention/select.hpp; and what stays of the
+ * candidates of a set whatever the others score: of each of `segments` equal parts of the positions
+ * below segmented_tokens the best segment_quota, then value_reserve with values of widest range. */
 typedef struct kvrt_round_guards {
     uint64_t next_position, prompt_tokens, sinks, recent;
     const uint64_t* pinned; /* of the host: [pinned_count][first, count] */
-    uint32_t pinned_count, unused;
+    uint32_t pinned_count, value_reserve;
+    uint32_t segments, segment_quota; /* 0: none */
+    uint64_t segmented_tokens;
 } kvrt_round_guards;
 
 /* How the rows of a sequence's lane are scored; what a scorer does not ask for is 0. */
@@ -241,8 +245,14 @@ typedef struct kvrt_round_lane {
     const uint32_t* target_table; /* [blocks of `keep`]; may be the same */
     uint32_t slots, explicit_slots, keep;
     uint32_t kind; /* lanes of one kind are stored and scored alike but for the constants above */
-    /* 0: each head has survivors of its own. Else lanes with one number, side by side, have one set
-     * for all their heads, and hold the same tokens. */
+    /* Sets of survivors, KV_SELECT_*: each head has its own, or all heads of lanes with one number
+     * have one (PER_LAYER: sums of their scores; UNION: the greatest), or head h has that of number
+     * set + h (PER_HEAD: sums). They hold the same tokens. */
+    uint32_t selection;
+    /* 0: lanes with one number lie side by side, and are of one kind. Else a bundle of lanes side by
+     * side, of whatever kinds but of one selection, has sets in common, which are numbered from 0;
+     * its scores join in the order of its lanes before any of it is compacted. */
+    uint32_t bundle;
     uint64_t set;
 } kvrt_round_lane;
 
@@ -252,7 +262,7 @@ typedef struct kvrt_words {
     uint64_t count;
 } kvrt_words;
 
-/* Lanes of one kind side by side. */
+/* Lanes of one kind side by side; bundles behind the others. */
 typedef struct kvrt_round {
     const kvrt_round_lane* lanes;
     uint32_t count;
@@ -340,7 +350,8 @@ typedef struct kvrt_plugin {
     /* Rounds of eviction. `open_round` goes on with a step that has ended, or begins one that the
      * host has no stream for: on that of an open step, else on one of the device's own; end_step
      * ends it. UNSUPPORTED: no kernel scores or moves such lanes. AGAIN, and TOO_LARGE for several
-     * sequences: there is no room to upload all of it; nothing was done. */
+     * sequences: there is no room to upload all of it, or for what they have in common; nothing was
+     * done. */
     kv_status (*create_rounds)(kvrt_device* device, kvrt_round_memory* memory);
     kv_status (*check_round)(kvrt_device* device, const kvrt_lane* lane, uint32_t scorer);
     kv_status (*open_round)(kvrt_device* device, uint64_t step);
@@ -360,6 +371,9 @@ typedef struct kvrt_plugin {
     kv_status (*create_counters)(kvrt_device* device, uint64_t count, uint64_t** out_address);
     kv_status (*fetch_counters)(kvrt_device* device, uint64_t step);
     const uint64_t* (*arrived_counters)(kvrt_device* device);
+
+    /* As check_round: does a kernel find the range of the lane's values? */
+    kv_status (*check_value_ranges)(kvrt_device* device, const kvrt_lane* lane);
 } kvrt_plugin;
 
 /* The symbol: a function that returns the table. */

@@ -92,6 +92,9 @@ class plugin_device final : public device_memory, public step_clock {
     status check_round(const kvrt_lane& lane, uint32_t scorer) const {
         return told(plugin_->check_round(device_, &lane, scorer));
     }
+    status check_value_ranges(const kvrt_lane& lane) const {
+        return told(plugin_->check_value_ranges(device_, &lane));
+    }
     status open_round(uint64_t step) { return told(plugin_->open_round(device_, step)); }
     status run_round(uint64_t step, kvrt_round& call) {
         return told(plugin_->run_round(device_, step, &call));

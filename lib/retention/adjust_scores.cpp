@@ -15,11 +15,7 @@ bool samples(const round_plan& plan) {
            (plan.policy.flags & KV_POLICY_SAMPLE) != 0;
 }
 
-/// Candidates that are kept for their values' range, of each set.
-uint32_t reserve_of(const round_plan& plan) {
-    if (plan.policy.value_reserve != 0) return plan.policy.value_reserve;
-    return plan.policy.scorer == KV_SCORER_VASE_ATTENTION ? plan.policy.budget / 4 : 0;
-}
+uint32_t reserve_of(const round_plan& plan) { return value_reserve_of(plan.policy); }
 
 bool has_quota(const round_plan& plan) {
     return plan.policy.segments != 0 && plan.policy.segment_quota != 0;
@@ -66,6 +62,11 @@ float* ranges_of(const round_plan& plan, uint32_t set) {
 }
 
 }  // namespace
+
+uint32_t value_reserve_of(const kv_policy& policy) {
+    if (policy.value_reserve != 0) return policy.value_reserve;
+    return policy.scorer == KV_SCORER_VASE_ATTENTION ? policy.budget / 4 : 0;
+}
 
 void adjust_scores(const round_plan& plan, const layer_geometry& layer) {
     if (!adjusts(plan)) return;

@@ -106,6 +106,9 @@ void reset_history(const cache& store, retention_context& context, const sequenc
 void copy_history(const cache& store, retention_context& context, const sequence& from,
                   const sequence& to);
 
+/// What a sequence with a policy retains beyond its budget, in all lanes and heads that take part.
+uint64_t tokens_above_budget(const cache& store, const sequence& owner);
+
 /// While more than `watermark` bytes of the arena are pinned: sequences outside of open steps
 /// demote what they can, the one that saves most first; then rounds of their policies run, that of
 /// the one that retains most above its budget first. Adds to the report of a step's end.

@@ -13,6 +13,8 @@ uint64_t head_index(const cache& store, uint32_t lane, uint32_t kv_head) {
     return geometry.first_counter / 2 + geometry.first_head + kv_head;
 }
 
+}  // namespace
+
 uint64_t tokens_above_budget(const cache& store, const sequence& owner) {
     uint64_t above = 0;
     for (uint32_t lane = 0; lane < store.model.lanes.size(); ++lane) {
@@ -24,8 +26,6 @@ uint64_t tokens_above_budget(const cache& store, const sequence& owner) {
     }
     return above;
 }
-
-}  // namespace
 
 status create_history(cache& store, retention_history& history) {
     const uint64_t sequences = store.limits.max_sequences;

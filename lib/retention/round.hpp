@@ -67,6 +67,9 @@ held_positions held_by_guards(const round_plan& plan);
 /// candidate slot.
 void score_layer(const round_plan& plan, const layer_geometry& layer);
 
+/// Candidates that are kept for their values' range, of each set.
+uint32_t value_reserve_of(const kv_policy& policy);
+
 /// What a policy does to scores, whoever made them: draws, reserves, quotas. Of a layer whose heads
 /// have sets of their own, or one for all.
 void adjust_scores(const round_plan& plan, const layer_geometry& layer);

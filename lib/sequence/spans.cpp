@@ -180,10 +180,11 @@ bool list_known_positions(const retained_spans& retained, uint64_t capacity, uin
     return true;
 }
 
-bool surely_same(const retained_spans& a, const retained_spans& b) {
+bool surely_same(const retained_spans& a, const retained_spans& b, bool by_head) {
     if (a.slots != b.slots || a.next_position != b.next_position) return false;
     const bool placed = a.explicit_slots != 0 && b.explicit_slots != 0;
-    if (placed && a.placed.set != 0 && a.placed.set == b.placed.set) return true;
+    const bool covers = by_head || !a.placed.by_head;
+    if (placed && covers && a.placed.set != 0 && a.placed.set == b.placed.set) return true;
     // Else where positions are known: full spans, and neither's cut elsewhere.
     if (!list_known_positions(a, 0, nullptr) || !list_known_positions(b, 0, nullptr)) return false;
     uint32_t i = 0, j = 0;

@@ -34,8 +34,10 @@ struct position_spans {
     static constexpr uint32_t capacity = 16;
     std::array<position_span, capacity> span = {};
     uint32_t count = 0;
-    /// Lanes with one number that is not 0 retain the same tokens, in all their heads.
+    /// Lanes with one number that is not 0 retain the same tokens: in all their heads, or `by_head`
+    /// in the heads that have one place in their layers.
     uint64_t set = 0;
+    bool by_head = false;
 };
 
 /// The same, with the consecutive slots behind.
@@ -58,8 +60,9 @@ slot_count count_between(const retained_spans& retained, uint64_t first, uint64_
 /// written, where only the device knows them.
 bool list_known_positions(const retained_spans& retained, uint64_t capacity, uint32_t* positions);
 
-/// Whether all heads of two lanes retain the same tokens for sure; `a` may be `b`.
-bool surely_same(const retained_spans& a, const retained_spans& b);
+/// Whether all heads of two lanes retain the same tokens for sure, or `by_head` those that have one
+/// place in their layers; `a` may be `b`.
+bool surely_same(const retained_spans& a, const retained_spans& b, bool by_head);
 
 /// [first, end), ascending and disjoint: what guards hold.
 struct held_range {

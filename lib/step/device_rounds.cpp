@@ -63,7 +63,7 @@ void number_kinds(const step_context& context, device_rounds& rounds) {
     };
     constexpr uint32_t none = ~uint32_t{0};
     std::fill(rounds.kind_of.begin(), rounds.kind_of.end(), none);
-    rounds.kinds = 0;
+    uint32_t kinds = 0;
     const uint32_t lanes = static_cast<uint32_t>(model.lanes.size());
     for (uint32_t first = 0; first < lanes; ++first) {
         if (rounds.kind_of[first] != none) continue;
@@ -74,11 +74,18 @@ void number_kinds(const step_context& context, device_rounds& rounds) {
             }
             for (uint32_t other = lane; other < lanes; ++other) {
                 if (rounds.kind_of[other] == none && alike(lane, other)) {
-                    rounds.kind_of[other] = rounds.kinds;
+                    rounds.kind_of[other] = kinds;
                 }
             }
-            ++rounds.kinds;
+            ++kinds;
         }
+    }
+    uint32_t run = 0, last = none;  // the last lane that rounds may take
+    for (uint32_t lane = 0; lane < lanes; ++lane) {
+        if (!model.lanes[lane].evictable) continue;
+        if (last != none && rounds.kind_of[last] != rounds.kind_of[lane]) ++run;
+        rounds.run_of[lane] = run;
+        last = lane;
     }
 }
 
@@ -149,14 +156,16 @@ status device_rounds::prepare(step_context& context) {
             source.numbering.blocks_per_slab,   source.block_stride,         source.block_tokens};
     }
     KVRT_TRY(once(kind_of, lane_count));
+    KVRT_TRY(once(run_of, lane_count));
     number_kinds(context, *this);
     const uint64_t planned_lanes = uint64_t{most_rounds} * lane_count;
-    KVRT_TRY(once(kind_ends, kinds + 1));
     KVRT_TRY(once(pending, most_rounds));
+    KVRT_TRY(once(first_set, most_rounds));
     KVRT_TRY(once(planned, planned_lanes));
     KVRT_TRY(once(lanes, planned_lanes));
     KVRT_TRY(once(planned_origins, planned_lanes));
     KVRT_TRY(once(origins, planned_lanes));
+    KVRT_TRY(once(order, planned_lanes));
     KVRT_TRY(once(phases, most_rounds * phase_stride));
     KVRT_TRY(once(targets, uint64_t{lane_count} * store.sequences.max_blocks()));
     KVRT_TRY(once(store.spans, uint64_t{store.limits.max_sequences} * lane_count));
@@ -231,26 +240,16 @@ status check_policy_on_device(const step_context& context, const kv_policy& poli
     if (!scores_on_device(policy.scorer)) return refuse(find_scorer(policy.scorer)->name);
     if ((policy.flags & KV_POLICY_SAMPLE) != 0) return refuse("SAMPLE");
     if ((policy.flags & KV_POLICY_STATISTICS_ONLINE) != 0) return refuse("STATISTICS_ONLINE");
+    // Scores would say how many slots stay, which the host must know.
     if (policy.allocator == KV_ALLOCATE_ADAPTIVE) return refuse("allocator ADAPTIVE");
     if (policy.allocator == KV_ALLOCATE_THRESHOLD) return refuse("allocator THRESHOLD");
-    const uint32_t selection = resolved_selection(policy);
-    if (selection == KV_SELECT_UNION) return refuse("selection UNION");
-    if (selection == KV_SELECT_PER_HEAD) return refuse("selection PER_HEAD");
-    if (policy.value_reserve != 0) return refuse("value_reserve");
-    if (policy.segments != 0 && policy.segment_quota != 0) return refuse("segment_quota");
     for (uint32_t i = 0; i < store.model.lanes.size(); ++i) {
         const lane_geometry& lane = store.model.lanes[i];
         if (!takes_part(store, policy, lane.layer)) continue;
         if (lane.seals) return refuse("a layer whose blocks are sealed");
         KVRT_TRY(store.device.check_round(context.verbs.lanes[i], policy.scorer));
-    }
-    for (const layer_geometry& layer : store.model.layers) {
-        if (selection != KV_SELECT_PER_LAYER || !layer.stores) continue;
-        const kvrt_lane& first = context.verbs.lanes[layer.first_lane];
-        for (uint32_t lane = layer.first_lane; lane < layer.end_lane(); ++lane) {
-            if (std::memcmp(&first, &context.verbs.lanes[lane], sizeof first) == 0) continue;
-            return refuse("selection PER_LAYER over lanes by head with scales of their own");
-        }
+        if (value_reserve_of(policy) == 0) continue;
+        KVRT_TRY(store.device.check_value_ranges(context.verbs.lanes[i]));
     }
     return KV_OK;
 }

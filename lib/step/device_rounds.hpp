@@ -31,18 +31,19 @@ struct device_rounds {
     uint64_t moments_word = 0;     ///< in the device's table: query_moments that the host gave
     uint64_t moments_written = 0;  ///< as statistics_store::given_changes
     uint32_t most_rounds = 0;      ///< at once
-    uint32_t kinds = 0;            ///< of lanes that are stored and scored alike
     uint64_t phase_stride = 0;
     uint64_t sets = 0;                    ///< numbered so far, as position_spans::set
-    host_array<uint32_t> kind_of;         ///< [lanes]
+    host_array<uint32_t> kind_of;         ///< [lanes]: alike in how they are stored and scored
+    host_array<uint32_t> run_of;          ///< [lanes]: of one kind side by side, in their order
     host_array<uint64_t> first_phase;     ///< [layers]: those of layers that rotate alike are one
     host_array<pending_round> pending;    ///< [most_rounds]
     host_array<kvrt_round_lane> planned;  ///< [most_rounds * lanes]
-    host_array<kvrt_round_lane> lanes;    ///< the same, by kind
+    host_array<kvrt_round_lane> lanes;    ///< the same, as they go together
     host_array<origin> planned_origins, origins;
+    host_array<uint32_t> order;      ///< [most_rounds * lanes]: of planned lanes
+    host_array<uint32_t> first_set;  ///< [most_rounds]: in the bundle at hand
     host_array<double> phases;       ///< [most_rounds][phase_stride]
     host_array<block_id> targets;    ///< [lanes][max blocks], of the sequence that copies
-    host_array<uint32_t> kind_ends;  ///< [kinds + 1]
 
     /// Before the device's table is created: where the words for this are.
     void measure(const step_context& context, uint64_t& words);

@@ -2,6 +2,7 @@
 #include <algorithm>
 
 #include "sequence/seal.hpp"
+#include "step/device_pressure.hpp"
 #include "step/round_cohort.hpp"
 #include "step/step.hpp"
 #include "step/undo.hpp"
@@ -224,11 +225,11 @@ status step_end(step& target, kv_step_report& report) {
     if (store.on_device()) {
         target.context->seals.settle(target);
         verdict = run_policies_on_device(target, report);
+        if (verdict == KV_OK) verdict = relieve_pressure_on_device(target, report);
     } else {
         run_policies(target, report);
     }
     store.blocks.collect(store.fences);
-    // On a device reserve demotes under pressure, and policies run when they are due.
     if (store.limits.pressure_bytes != 0 && !store.on_device()) {
         pressure_report relief;
         relieve_pressure(store, *target.context->retention, store.limits.pressure_bytes, relief);

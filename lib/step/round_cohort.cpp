@@ -6,6 +6,7 @@
 #include "retention/expected_attention.hpp"
 #include "retention/scorers.hpp"
 #include "retention/scoring.hpp"
+#include "step/round_sets.hpp"
 #include "step/step.hpp"
 
 namespace kvrt {
@@ -51,27 +52,6 @@ status check_counts(const round_plan& plan) {
     return KV_OK;
 }
 
-/// Heads of a layer that share a set need the same tokens.
-status check_layer_sets(const round_plan& plan) {
-    if (plan.selection != KV_SELECT_PER_LAYER) return KV_OK;
-    for (const layer_geometry& layer : plan.store.model.layers) {
-        if (!plan.any_chosen(layer)) continue;
-        const uint32_t first = layer.first_lane;
-        const bool one_head = layer.kv_heads == 1;
-        for (uint32_t lane = first; lane < layer.end_lane() && !one_head; ++lane) {
-            if (plan.chosen(lane) && surely_same(retained_of(plan.store, plan.owner, first),
-                                                 retained_of(plan.store, plan.owner, lane))) {
-                continue;
-            }
-            return fail(KV_INVALID,
-                        "policy: heads of layer {} may retain different tokens: a selection common "
-                        "to them needs the same in all, so keep to one selection per sequence",
-                        plan.store.model.lanes[first].layer);
-        }
-    }
-    return KV_OK;
-}
-
 bool has_means(const round_plan& plan) {
     if (!find_scorer(plan.policy.scorer)->query_statistics) return true;
     for (const lane_geometry& lane : plan.store.model.lanes) {
@@ -113,7 +93,7 @@ bool round_cohort::plan(sequence& owner, const kv_policy& policy, bool& copies) 
     status verdict = check_counts(plan);
     bool runs = false;
     const bool any = verdict == KV_OK && choose_lanes(plan);
-    if (any) verdict = check_layer_sets(plan);
+    if (any) verdict = check_sets_on_device(plan);
     if (verdict == KV_OK && !any) {
         find_nothing(plan, round.report);
     } else if (verdict == KV_OK && !has_means(plan)) {
@@ -220,7 +200,10 @@ void round_cohort::plan_lanes(const round_plan& plan) {
                     rules.recent,
                     reinterpret_cast<const uint64_t*>(rules.pinned),
                     rules.pinned_count,
-                    0};
+                    value_reserve_of(plan.policy),
+                    plan.policy.segment_quota != 0 ? plan.policy.segments : 0,
+                    plan.policy.segment_quota,
+                    plan.policy.prompt_tokens};
     double* const phases = rounds_.phases.data() + count_ * rounds_.phase_stride;
     if (find_scorer(plan.policy.scorer)->query_statistics) plan_phases(plan, phases);
     for (uint32_t lane = 0; lane < context_.store->model.lanes.size(); ++lane) {
@@ -245,9 +228,9 @@ void round_cohort::plan_lane(const round_plan& plan, uint32_t lane, const double
     made.explicit_slots = state.explicit_slots;
     made.keep = plan.keep(lane);
     made.kind = rounds_.kind_of[lane];
-    if (plan.selection == KV_SELECT_PER_LAYER) {
-        made.set = uint64_t{count_} * store.model.layers.size() + geometry.layer + 1;
-    }
+    made.selection = plan.selection;
+    made.bundle = bundle_of(rounds_, plan, geometry.layer);
+    made.set = uint64_t{count_} * store.model.layers.size() + geometry.layer;
     kvrt_round_scores& scores = made.scores;
     scores.scorer = plan.policy.scorer;
     scores.variants = 1;
@@ -278,33 +261,10 @@ void round_cohort::plan_lane(const round_plan& plan, uint32_t lane, const double
                      uint64_t{geometry.first_head} * scores.group * layer.rope.bands(key_dim);
 }
 
-/// Of the planned lanes those of some rounds; within a kind in the order of the rounds. Returns how
-/// many.
-uint32_t round_cohort::order_by_kind(uint32_t first_round, uint32_t rounds) {
-    host_array<uint32_t>& ends = rounds_.kind_ends;
-    std::fill(ends.begin(), ends.end(), 0u);
-    const auto for_each = [&](const auto& body) {
-        for (uint32_t i = 0; i < lane_count_; ++i) {
-            const uint32_t round = rounds_.planned_origins[i].round;
-            if (round >= first_round && round < first_round + rounds) body(i);
-        }
-    };
-    for_each([&](uint32_t i) { ++ends[rounds_.planned[i].kind + 1]; });
-    for (uint32_t k = 0; k < rounds_.kinds; ++k) ends[k + 1] += ends[k];
-    const uint32_t count = ends[rounds_.kinds];
-    for_each([&](uint32_t i) {
-        const uint32_t place = ends[rounds_.planned[i].kind]++;
-        rounds_.lanes[place] = rounds_.planned[i];
-        rounds_.origins[place] = rounds_.planned_origins[i];
-    });
-    return count;
-}
-
 /// What the rounds read, and they themselves.
 status round_cohort::enqueue(kvrt_round& call) {
     cache& store = *context_.store;
-    if (!open_) KVRT_TRY(store.device.open_round(number_));
-    open_ = true;
+    KVRT_TRY(open());
     rounds_.write_moments(context_);
     call.moment_stride = context_.retention->statistics.length;
     KVRT_TRY(store.device.upload_table(number_));
@@ -314,7 +274,7 @@ status round_cohort::enqueue(kvrt_round& call) {
 /// False where so many at once are too many, and nothing was done.
 bool round_cohort::launch(uint32_t first_round, uint32_t rounds) {
     kvrt_round call = {};
-    call.count = order_by_kind(first_round, rounds);
+    call.count = order_planned(context_, first_round, rounds, lane_count_);
     call.lanes = rounds_.lanes.data();
     const status verdict = enqueue(call);
     const bool crowded = verdict == KV_AGAIN || verdict == KV_TOO_LARGE;
@@ -369,11 +329,13 @@ void round_cohort::move_lanes(const round_plan& plan, compaction_report& report)
     const bool copied = report.blocks_copied != 0;
     plan.owner.last_fence = number_;
     plan.owner.room = 0;
+    const bool in_common = is_common_to_layers(plan.selection);
+    if (in_common) ++rounds_.sets;
     for (const layer_geometry& layer : store.model.layers) {
         if (!plan.any_chosen(layer)) continue;
         note_history(plan, layer, report);
         ++report.layers;
-        const uint64_t set = plan.selection == KV_SELECT_PER_LAYER ? ++rounds_.sets : 0;
+        if (plan.selection == KV_SELECT_PER_LAYER) ++rounds_.sets;
         for (uint32_t lane = layer.first_lane; lane < layer.end_lane(); ++lane) {
             if (!plan.chosen(lane)) continue;
             const lane_move& move = begin_move(plan, lane);
@@ -382,10 +344,17 @@ void round_cohort::move_lanes(const round_plan& plan, compaction_report& report)
                 spans_after_round(retained_of(store, plan.owner, lane), held.begin(), held.count,
                                   plan.keep(lane), newest);
             replace_table(plan, lane, report);
-            after.set = set;
+            after.set = in_common || plan.selection == KV_SELECT_PER_LAYER ? rounds_.sets : 0;
+            after.by_head = plan.selection == KV_SELECT_PER_HEAD;
             spans_of(store, plan.owner, lane) = after;
         }
     }
+}
+
+status round_cohort::open() {
+    if (!open_) KVRT_TRY(context_.store->device.open_round(number_));
+    open_ = true;
+    return KV_OK;
 }
 
 status round_cohort::finish() {

@@ -27,6 +27,8 @@ class round_cohort {
     /// Plans a round. It is enqueued with others, by the next flush at the latest.
     void add(sequence& owner, const kv_policy& policy);
     void flush();
+    /// The step takes more work from now on; flush does that where there is a round.
+    status open();
     /// Behind all of them. Errors of the device.
     status finish();
 
@@ -37,7 +39,6 @@ class round_cohort {
     void plan_phases(const round_plan& plan, double* phases) const;
     void plan_lanes(const round_plan& plan);
     void plan_lane(const round_plan& plan, uint32_t lane, const double* phases);
-    uint32_t order_by_kind(uint32_t first_round, uint32_t rounds);
     status enqueue(kvrt_round& call);
     bool launch(uint32_t first_round, uint32_t rounds);
     void settle(uint32_t index, const kvrt_round& call, status verdict);

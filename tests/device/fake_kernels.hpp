@@ -6,6 +6,9 @@
 #include "kernels/attend_rows.hpp"
 #include "kernels/compact.hpp"
 #include "kernels/copy.hpp"
+#include "kernels/normalise.hpp"
+#include "kernels/quota.hpp"
+#include "kernels/score.hpp"
 #include "kernels/score_expected.hpp"
 #include "kernels/score_lag.hpp"
 #include "kernels/seal.hpp"
@@ -29,6 +32,9 @@ struct kernel_faults {
     std::function<void(kernels::expected_parameters&)> expected;
     std::function<void(kernels::select_parameters&)> select;
     std::function<void(kernels::compact_parameters&)> compact;
+    std::function<void(kernels::join_parameters&)> join;
+    std::function<void(kernels::quota_parameters&)> quota;
+    std::function<void(kernels::measure_parameters&)> measure;
 };
 
 /// All kernels that the plugin asks for. Those that these tests do not use report a violation

@@ -1,7 +1,8 @@
 // Kernels of rounds of eviction on the fake driver.
+#include <algorithm>
+
 #include "fake_context.hpp"
 #include "fake_kernels.hpp"
-#include "kernels/normalise.hpp"
 #include "kernels/places.hpp"
 #include "kernels/score_directions.hpp"
 #include "kernels/score_expected.hpp"
@@ -26,6 +27,9 @@ void measure(const measure_parameters& call) {
 
 /// Of what the tests store; the others are found, and report a violation when they run.
 constexpr const char* not_here[] = {"f32", "int4_token", "fp8_token", "fp8_e4m3", "fp8_e5m2"};
+/// But these, which only measure.
+constexpr const char* measures_here[] = {"kvrt_measure_rows_int4_token",
+                                         "kvrt_measure_rows_fp8_e4m3"};
 
 template <coding codes, number type>
 void add_reader(fake_driver& fake, const char* (&names)[4],
@@ -44,7 +48,10 @@ void add_round_kernels(fake_driver& fake, const kernel_faults& faults) {
     add<place_parameters>(fake, "kvrt_score_places", score_places<fake_context>);
     add<normalise_parameters>(fake, "kvrt_normalise_and_reduce",
                               normalise_and_reduce<fake_context>);
-    add<join_parameters>(fake, "kvrt_join_rows", join_rows<fake_context>);
+    add<join_parameters>(fake, "kvrt_join_rows", join_rows<fake_context>, changing(faults.join));
+    add<quota_parameters>(fake, "kvrt_reserve_segments", reserve_segments<fake_context>,
+                          changing(faults.quota));
+    add<reserve_parameters>(fake, "kvrt_reserve_slots", reserve_slots<fake_context>);
     add<select_parameters>(fake, "kvrt_select_survivors", select_survivors<fake_context>,
                            changing(faults.select));
     add<compact_parameters>(fake, "kvrt_compact_lanes", compact_lanes<fake_context>,
@@ -70,11 +77,18 @@ void add_round_kernels(fake_driver& fake, const kernel_faults& faults) {
     add_reader<coding::plain, number::f16>(fake, f16, change);
     add_reader<coding::plain, number::bf16>(fake, bf16, change);
     add_reader<coding::int8_token, number::f32>(fake, int8, change);
+    add<measure_parameters>(fake, measures_here[0], measure<coding::int4_token, number::f32>,
+                            changing(faults.measure));
+    add<measure_parameters>(fake, measures_here[1], measure<coding::fp8_e4m3, number::f32>);
     for (const std::string name : not_here) {
         for (const char* heads : {"_2", "_4", "_8", ""}) {
             const bool measures = *heads == '\0';
             const std::string whole =
                 (measures ? "kvrt_measure_rows_" : "kvrt_score_keys_") + name + heads;
+            if (std::find(std::begin(measures_here), std::end(measures_here), whole) !=
+                std::end(measures_here)) {
+                continue;
+            }
             const std::size_t bytes =
                 measures ? sizeof(measure_parameters) : sizeof(triattention_parameters);
             fake.add_kernel(whole.c_str(), {bytes}, [&fake, whole](const kernel_launch&) {

@@ -106,7 +106,7 @@ TEST_CASE("what the host cannot know of positions is refused, not guessed") {
 
 TEST_CASE("what rounds on the device do not do is refused with the policy, by name") {
     round_pools pools;
-    twin_sequence sequence = pools.create();
+    const twin_sequence sequence = pools.create();
     kv_policy policy = policy_of(KV_SCORER_TRIATTENTION);
     const char* name = nullptr;
     SUBCASE("scorers") {
@@ -122,25 +122,31 @@ TEST_CASE("what rounds on the device do not do is refused with the policy, by na
         policy.flags = KV_POLICY_STATISTICS_ONLINE;
         name = "STATISTICS_ONLINE";
     }
-    SUBCASE("allocators by scores") {
+    SUBCASE("allocators by scores, which would say how many stay") {
         policy.allocator = KV_ALLOCATE_THRESHOLD;
         name = "THRESHOLD";
     }
-    SUBCASE("sets common to layers") {
-        policy.selection = KV_SELECT_UNION;
-        name = "UNION";
-    }
-    SUBCASE("reserves") {
-        policy.value_reserve = 4;
-        name = "value_reserve";
-    }
-    SUBCASE("quotas") {
-        policy.prompt_tokens = 10;
-        policy.segments = policy.segment_quota = 2;
-        name = "segment_quota";
-    }
     CHECK(kv_seq_set_policy(pools.pools[0], sequence.of[0], &policy) == KV_UNSUPPORTED);
     CHECK(message_has(name));
+    CHECK(message_has("KV_DEVICE_CUDA"));
+}
+
+namespace {
+
+struct layers_of_codes : twin_model {
+    layers_of_codes() { add(KV_FORMAT_F16, KV_FORMAT_Q4_0); }
+};
+
+}  // namespace
+
+TEST_CASE("values whose ranges no kernel finds are refused, and only where they are asked for") {
+    round_pools pools(std::make_unique<layers_of_codes>());
+    const twin_sequence sequence = pools.create();
+    kv_policy policy = policy_of(KV_SCORER_RANDOM);
+    CHECK(kv_seq_set_policy(pools.pools[0], sequence.of[0], &policy) == KV_OK);
+    policy.value_reserve = 4;
+    CHECK(kv_seq_set_policy(pools.pools[0], sequence.of[0], &policy) == KV_UNSUPPORTED);
+    CHECK(message_has("value_reserve"));
     CHECK(message_has("KV_DEVICE_CUDA"));
 }
 

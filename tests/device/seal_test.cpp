@@ -350,7 +350,7 @@ struct pressed_layers : twin_model {
 
 }  // namespace
 
-TEST_CASE("under pressure blocks are demoted when the next step is reserved") {
+TEST_CASE("under pressure blocks are demoted at a step's end") {
     twin_pools pools(0, std::make_unique<pressed_layers>());
     std::deque<twin_sequence> sequences;
     for (uint32_t i = 0; i < 4; ++i) sequences.push_back(pools.create());
@@ -364,10 +364,13 @@ TEST_CASE("under pressure blocks are demoted when the next step is reserved") {
     };
     pools.step({{&sequences[0], 250, 250}});
     CHECK(sealed_blocks(1) == 0);
+    CHECK(sealed_blocks(0) == 0);
     pools.step({{&sequences[1], 120, 120}, {&sequences[2], 90, 90}, {&sequences[3], 9, 9}});
     CHECK(sealed_blocks(1) > 0);
-    CHECK(sealed_blocks(0) == 0);
     for (uint32_t i = 0; i < 3; ++i) {  // of sequences in the step, and of others
+        CHECK(sealed_blocks(1) == sealed_blocks(0));
+        CHECK(pools.reports[0].demoted_blocks == pools.reports[1].demoted_blocks);
+        CHECK(pools.reports[0].demoted_bytes == pools.reports[1].demoted_bytes);
         kv_step* steps[2];
         pools.begin({{&sequences[i], 1, 1}}, steps);
         CHECK(sealed_blocks(1) == sealed_blocks(0));

@@ -175,7 +175,8 @@ TEST_CASE("reserving kernel: the largest measures get +infinity, as on the CPU")
         for (uint32_t kind = 0; kind < static_cast<uint32_t>(scores_like::count); ++kind) {
             for (const kvrt::guarded_slots& each : some_candidates(slots)) {
                 const uint32_t keep = random() % (slots + 3);
-                sets.push_back({measures.size(), scores.size(), guarded.size(), slots, keep});
+                sets.push_back(
+                    {measures.size(), scores.size(), guarded.size(), slots, slots, keep});
                 guarded.push_back(to_kernels(each));
                 const std::vector<float> measure =
                     draw_row(static_cast<scores_like>(kind), slots, random);
@@ -217,7 +218,7 @@ TEST_CASE("reserving kernel: scores may be their own measure") {
     const kvrt::guarded_slots candidates = some_candidates(slots)[2];
     device_array<float> scores(row);
     const device_array<kernels::guarded_slots> guarded({to_kernels(candidates)});
-    const device_array<kernels::reserve_set> sets({{0, 0, 0, slots, slots / 2}});
+    const device_array<kernels::reserve_set> sets({{0, 0, 0, slots, slots, slots / 2}});
     kernels::reserve_parameters call;
     call.measures = scores.data();
     call.scores = scores.data();

@@ -151,20 +151,23 @@ TEST_CASE("lanes have the same tokens where that is known, or where one set says
     known_head a, b;
     a.append(60);
     b.append(60);
-    CHECK(surely_same(a.retained(), b.retained()));
+    CHECK(surely_same(a.retained(), b.retained(), false));
     const std::vector<held_range> held = {{0, 5}, {50, 60}};
     a.round(held, 10, true, random);
-    CHECK_FALSE(surely_same(a.retained(), b.retained()));
+    CHECK_FALSE(surely_same(a.retained(), b.retained(), false));
     b.round({{0, 3}, {3, 5}, {50, 60}}, 10, true, random);
-    CHECK(surely_same(a.retained(), b.retained()));
+    CHECK(surely_same(a.retained(), b.retained(), false));
     a.append(3);
-    CHECK_FALSE(surely_same(a.retained(), b.retained()));
+    CHECK_FALSE(surely_same(a.retained(), b.retained(), false));
     b.append(3);
-    CHECK(surely_same(a.retained(), b.retained()));
+    CHECK(surely_same(a.retained(), b.retained(), false));
     a.round(held, 6, false, random);
     b.round(held, 6, false, random);
-    CHECK_FALSE(surely_same(a.retained(), b.retained()));
-    CHECK_FALSE(surely_same(a.retained(), a.retained()));  // heads of one lane
+    CHECK_FALSE(surely_same(a.retained(), b.retained(), false));
+    CHECK_FALSE(surely_same(a.retained(), a.retained(), false));  // heads of one lane
     a.spans.set = b.spans.set = 7;
-    CHECK(surely_same(a.retained(), b.retained()));
+    CHECK(surely_same(a.retained(), b.retained(), false));
+    a.spans.by_head = b.spans.by_head = true;  // each head by itself
+    CHECK_FALSE(surely_same(a.retained(), b.retained(), false));
+    CHECK(surely_same(a.retained(), b.retained(), true));
 }
