@@ -336,7 +336,7 @@ kvrt_plugin with_little_workspace() {
     kvrt_plugin made = *kvrt_cuda_plugin();
     made.create_rounds = [](kvrt_device* device, kvrt_round_memory* memory) {
         kvrt_round_memory less = *memory;
-        less.lanes = less.most_rounds = less.most_rows = 1;
+        less.lanes = less.most_rounds = less.most_rows = less.most_dim = 1;
         less.most_slots = 128;
         less.most_blocks *= 64;  // lists go up as before
         const kv_status verdict = kvrt_cuda_plugin()->create_rounds(device, &less);
@@ -398,7 +398,7 @@ TEST_CASE("lanes whose rows find no room beside each other are scored one behind
     CHECK(pools.rounds >= 5);
     policy.every = 1;
     std::deque<twin_sequence> sequences;
-    for (uint32_t i = 0; i < 3; ++i) sequences.push_back(start(pools, 100, &policy));
+    for (uint32_t i = 0; i < 6; ++i) sequences.push_back(start(pools, 100, &policy));
     pools.host.fake.run_all();
     CHECK(launches_of_rounds(pools, sequences) >= 2 * 3 * 5);  // with room it is half of that
     for (const twin_sequence& each : sequences) pools.compare(each);
