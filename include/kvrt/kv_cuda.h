@@ -24,12 +24,12 @@
  * CPU; what they give up comes back once the step has passed.
  *
  * Policies and kv_compress: STREAMING, RANDOM, KEY_NORM and TRIATTENTION with statistics that were
- * given, with every selection, as docs/device.md says; their rounds are enqueued behind the step, on its stream, and
- * blocks return with it. kv_compress outside of steps goes to a stream of the pool's, or that of an
- * open step, which must not be captured then. The first policy takes device memory for positions
- * and scores. Other policies, allocators by scores (ADAPTIVE, THRESHOLD: only the device would know
- * how many tokens stay), those of layers that seal, kv_seq_fit_affine, KV_POOL_DEBUG and
- * max_observed_sequences are UNSUPPORTED.
+ * given, with every selection, as docs/device.md says; their rounds are enqueued behind the step,
+ * on its stream, and blocks return with it. kv_compress outside of steps goes to a stream of the
+ * pool's, or that of an open step, which must not be captured then. The first policy takes device
+ * memory for positions and scores. Other policies, allocators by scores (ADAPTIVE, THRESHOLD: only
+ * the device would know how many tokens stay), those of layers that seal, kv_seq_fit_affine,
+ * KV_POOL_DEBUG and max_observed_sequences are UNSUPPORTED.
  *
  * kv_plan answers as for the CPU, and needs no device. Its metadata_bytes leave out the image of
  * the tables on the device (see kv_cuda_tables), which takes as much there: for each of two steps
