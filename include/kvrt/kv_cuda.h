@@ -20,15 +20,16 @@
  * are UNSUPPORTED. Both may be captured (LIMIT: the step has more than one launch takes). Formats
  * that are sealed and demotion need such a plugin, too; kv_layer_stats counts what the device had
  * done when a step last began or was reserved, and has a recoding_error of NaN where rows were
- * coded again. pressure_percent demotes when a step is reserved, and is reported with that one;
- * policies run no rounds for it.
+ * coded again. Under pressure_percent a step's end demotes, and runs rounds of policies, as on the
+ * CPU; what they give up comes back once the step has passed.
  *
  * Policies and kv_compress: STREAMING, RANDOM, KEY_NORM and TRIATTENTION with statistics that were
- * given, as docs/device.md says; their rounds are enqueued behind the step, on its stream, and
- * blocks return with it. kv_compress outside of steps goes to a stream of the pool's, or that of an
- * open step, which must not be captured then. The first policy takes device memory for positions
- * and scores. Other policies, those of layers that seal, kv_seq_fit_affine, KV_POOL_DEBUG and
- * max_observed_sequences are UNSUPPORTED.
+ * given, with every selection, as docs/device.md says; their rounds are enqueued behind the step,
+ * on its stream, and blocks return with it. kv_compress outside of steps goes to a stream of the
+ * pool's, or that of an open step, which must not be captured then. The first policy takes device
+ * memory for positions and scores. Other policies, allocators by scores (ADAPTIVE, THRESHOLD: only
+ * the device would know how many tokens stay), those of layers that seal, kv_seq_fit_affine,
+ * KV_POOL_DEBUG and max_observed_sequences are UNSUPPORTED.
  *
  * kv_plan answers as for the CPU, and needs no device. Its metadata_bytes leave out the image of
  * the tables on the device (see kv_cuda_tables), which takes as much there: for each of two steps

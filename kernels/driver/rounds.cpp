@@ -24,7 +24,7 @@ constexpr uint32_t most_arrays = 16;  ///< of a share, beside those of its lanes
 uint64_t lane_bytes(uint64_t blocks, uint64_t pinned, uint64_t phases, uint64_t heads,
                     bool segmented) {
     const uint64_t lists = sizeof(guard_lane) + round_scores::most_lane_bytes() +
-                           sizeof(score_lane) + sizeof(compact_lane);
+                           sizeof(score_lane) + sizeof(compact_lane) + sizeof(uint64_t);
     const uint64_t of_head = sizeof(normalise_head) + sizeof(select_set) + sizeof(reserve_set) +
                              (segmented ? sizeof(quota_set) : 0) + sizeof(uint32_t) +
                              2 * (sizeof(score_join) + 2 * sizeof(uint64_t));

@@ -249,9 +249,9 @@ typedef struct kvrt_round_lane {
      * have one (PER_LAYER: sums of their scores; UNION: the greatest), or head h has that of number
      * set + h (PER_HEAD: sums). They hold the same tokens. */
     uint32_t selection;
-    /* 0: lanes with one number lie side by side, and are of one kind. Else a bundle of lanes side by
-     * side, of whatever kinds but of one selection, has sets in common, which are numbered from 0;
-     * its scores join in the order of its lanes before any of it is compacted. */
+    /* 0: lanes with one number lie side by side, and are of one kind. Else a bundle of lanes side
+     * by side, of whatever kinds but of one selection, has sets in common, which are numbered from
+     * 0; its scores join in the order of its lanes before any of it is compacted. */
     uint32_t bundle;
     uint64_t set;
 } kvrt_round_lane;
