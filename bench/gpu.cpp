@@ -143,7 +143,7 @@ double device_microseconds(const callable& body, int times = repetitions) {
         check_driver(gpu().calls().event_record(end, gpu().stream()), "cuEventRecord");
         gpu().synchronise();
         float milliseconds = 0;
-        check_driver(gpu().more().event_elapsed(&milliseconds, start, end), "cuEventElapsedTime");
+        check_driver(gpu().calls().event_elapsed(&milliseconds, start, end), "cuEventElapsedTime");
         measured.push_back(1000.0 * static_cast<double>(milliseconds));
     }
     (void)gpu().calls().event_destroy(start);
