@@ -27,14 +27,14 @@
  * given, as docs/device.md says; their rounds are enqueued behind the step, on its stream, and
  * blocks return with it. kv_compress outside of steps goes to a stream of the pool's, or that of an
  * open step, which must not be captured then. The first policy takes device memory for positions
- * and scores. Other policies, those of layers that seal, kv_seq_fit_affine, KV_POOL_DEBUG and
+ * and scores, kv_cuda_pool_set_scoring for matrix products. Other policies, those of layers that seal, kv_seq_fit_affine, KV_POOL_DEBUG and
  * max_observed_sequences are UNSUPPORTED.
  *
  * kv_plan answers as for the CPU, and needs no device. Its metadata_bytes leave out the image of
  * the tables on the device (see kv_cuda_tables), which takes as much there: for each of two steps
  * and each lane, max_step_sequences rows of max_tokens_per_sequence / block_tokens words of 4
  * bytes, and max_step_tokens of 20; for each layer up to 64 pieces of 16 to 40 bytes a sequence, of
- * what kv_attend does. Nor do they count what the first policy takes.
+ * what kv_attend does. Nor do they count what the first policy takes, or matrix products.
  *
  * Once the device has failed, every call that needs it returns KV_DEVICE with the name of the first
  * CUDA error: release the pool. kv_step_end does so also where the step has ended, and only rounds
@@ -153,16 +153,18 @@ typedef struct kv_cuda_scoring {
     uint64_t workspace_bytes; /* of products, in device memory; 0: 32 MiB; at least 1 MiB */
 } kv_cuda_scoring;
 
-/* From the next round on. Scores of both are the formula's to about 1e-6 of the sum of its terms'
- * magnitudes, with KV_CUDA_SCORING_TF32 those of products to 1e-3. So KV_CUDA_SCORE_MEASURED may
- * make another choice in another process, and tokens whose scores are as near as that may be kept
- * in one and not in the other: one of the other two keeps the same ones. Workspace and flags are
- * those of the first call with products, and stay until the pool ends. A round by
- * KV_CUDA_SCORE_PRODUCTS for which the library has no algorithm fails (UNSUPPORTED), and so does
- * one of which the workspace does not hold a head (LIMIT, with what it takes); a measured one is
- * the kernel's then, and the report says why. Errors: INVALID (the pool is on the CPU, an unknown
- * method, another workspace than before), UNSUPPORTED (there is no such library, or no kernels:
- * kv_last_error says which; the pool goes on as before), NO_MEMORY, DEVICE. Threads: external. */
+/* From the next round on. Scores of both are the formula's to f32's rounding of a sum (with 256
+ * dimensions 3e-5 of the sum of its terms' magnitudes), with KV_CUDA_SCORING_TF32 those of products
+ * to 1.1e-3 of it. KV_CUDA_SCORE_MEASURED may make another choice in another run, and of tokens
+ * whose scores are as near as that keep others; the other two keep the same ones in each run.
+ *
+ * Workspace and flags are those of the first call with products, and stay until the pool ends. A
+ * round by KV_CUDA_SCORE_PRODUCTS for which the library has no algorithm fails (UNSUPPORTED), and
+ * so does one of which the workspace does not hold a head (LIMIT, with what it takes); a measured
+ * one is the kernel's then, and the report says why.
+ * Errors: INVALID (the pool is on the CPU, an unknown method, another workspace than before),
+ * UNSUPPORTED (there is no such library, or no kernels: kv_last_error says which; the pool goes on
+ * as before), NO_MEMORY, DEVICE. Threads: external. */
 KV_API KV_MUST_CHECK kv_status kv_cuda_pool_set_scoring(kv_pool *pool,
                                                         const kv_cuda_scoring *scoring);
 

@@ -218,11 +218,10 @@ void fake_driver::fill_stream_calls() {
             event->captured = stream->capturing;
             if (event->captured) return success;
             const uint64_t count = ++event->recorded;
-            return self.enqueue(
-                stream, {"event", [=, &self] {
-                             event->completed = std::max(event->completed, count);
-                             event->time = self.time_;
-                         }});
+            return self.enqueue(stream, {"event", [=, &self] {
+                                             event->completed = std::max(event->completed, count);
+                                             event->time = self.time_;
+                                         }});
         });
     };
     table_.event_query = [](event_handle event) {

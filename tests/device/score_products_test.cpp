@@ -42,6 +42,7 @@ struct with_library {
     with_library(const with_library&) = delete;
     with_library& operator=(const with_library&) = delete;
     ~with_library() {
+        pools.host.fake.run_all();
         kv_pool_release(pools.pools[0]);
         pools.pools[0] = nullptr;
         library.reset();
@@ -115,8 +116,8 @@ TEST_CASE("the faster of the two is measured, and nobody waits for it") {
     SUBCASE("the kernel") {}
     SUBCASE("products") { products_are_faster = true; }
     fake.durations["cublasLtMatmul"] = products_are_faster ? 5 : 5000;
-    for (const char* name : {"kvrt_score_keys_f16_2", "kvrt_score_keys_bf16_2",
-                             "kvrt_score_keys_int8_token_2"}) {
+    for (const char* name :
+         {"kvrt_score_keys_f16_2", "kvrt_score_keys_bf16_2", "kvrt_score_keys_int8_token_2"}) {
         fake.durations[name] = 500;
     }
     REQUIRE(set_scoring(pools, KV_CUDA_SCORE_MEASURED) == KV_OK);
@@ -156,9 +157,6 @@ TEST_CASE("the faster of the two is measured, and nobody waits for it") {
 TEST_CASE("without a library of matrix products the kernel goes on, and it is said") {
     round_pools pools;
     pools.give_statistics();
-    matrix_library none;
-    const find_symbol find = [](void*, const char*) -> void* { return nullptr; };
-    CHECK(fill_matrix_library(nullptr, find, "libcublasLt.so.13", none) == KV_UNSUPPORTED);
     fake_matrix_library library(pools.host.fake);
     library.inject("cublasLtCreate", matrix_not_initialised);
     for (const uint32_t method : {KV_CUDA_SCORE_PRODUCTS, KV_CUDA_SCORE_MEASURED}) {

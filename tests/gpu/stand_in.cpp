@@ -208,4 +208,3 @@ KVRT_STAND_IN_EXPORT driver_result cuGraphExecDestroy(executable_handle) {
     --here().live_graphs;
     return success;
 }
-
