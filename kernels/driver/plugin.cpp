@@ -267,6 +267,14 @@ const kvrt_plugin plugin = {
         [](kvrt_device* device) { return device->counters.arrived(device->fences); },
     .check_value_ranges = [](kvrt_device* device,
                              const kvrt_lane* lane) { return device->rounds.check_ranges(*lane); },
+    .set_scoring =
+        [](kvrt_device* device, const kvrt_scoring* wanted) {
+            return device->rounds.triattention().set(device->context, device->functions, *wanted);
+        },
+    .report_scoring =
+        [](const kvrt_device* device, kvrt_scoring_report* report) {
+            device->rounds.triattention().report(*report);
+        },
 };
 
 }  // namespace

@@ -6,6 +6,7 @@
 
 #include "device/plugin.h"
 #include "driver/functions.hpp"
+#include "driver/triattention.hpp"
 #include "kernels/candidates.hpp"
 #include "kernels/normalise.hpp"
 #include "kernels/score.hpp"
@@ -120,6 +121,9 @@ class round_scores {
     /// VaSE's ranges of values, a row for each KV head.
     status measure_ranges(const score_call& call, const kernels::score_lane* lanes);
 
+    triattention_scorer& triattention() { return triattention_; }
+    const triattention_scorer& triattention() const { return triattention_; }
+
   private:
     /// Kernels that read keys stored so.
     struct key_functions {
@@ -127,6 +131,7 @@ class round_scores {
         kernels::number type = kernels::number::f32;
         kernel_function score[3];  ///< of 2, 4 and 8 query heads at once
         kernel_function measure;
+        kernel_function gather;  ///< in front of matrix products
     };
     static const round_scorer scorers[];
 
@@ -143,6 +148,7 @@ class round_scores {
     status normalise(const score_call& call);
 
     kernel_functions* functions_ = nullptr;
+    triattention_scorer triattention_;
     kernel_function places_, normalise_, sum_directions_, score_directions_, deviations_, ranks_,
         draw_sketches_, score_sketches_, expected_, soften_, share_;
     key_functions readers_[8];

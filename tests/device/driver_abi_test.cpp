@@ -1,5 +1,5 @@
 // The driver's types, values and signatures as this library declares them, against cuda.h where it
-// is found. A call through a pointer with other parameters would not even crash for certain.
+// is found.
 #include <doctest/doctest.h>
 
 #include "driver/driver.hpp"
@@ -7,48 +7,14 @@
 #if defined(KVRT_CUDA_HEADER)
 #include <cuda.h>
 
-#include <type_traits>
-
+#include "called_alike.hpp"
 #include "gpu/host_driver.hpp"
 #include "samples/generate/cuda_driver.hpp"
 
 namespace {
 
 using namespace kvrt;
-
-template <class type, class = void>
-inline constexpr std::size_t size_or_0 = 0;
-template <class type>
-inline constexpr std::size_t size_or_0<type, std::void_t<decltype(sizeof(type))>> = sizeof(type);
-template <>
-inline constexpr std::size_t size_or_0<void, void> = 0;
-template <>
-inline constexpr std::size_t size_or_0<const void, void> = 0;
-
-/// Passed alike: pointers to things of one size, or numbers of one size.
-template <class ours, class theirs>
-constexpr bool passed_alike() {
-    if constexpr (std::is_pointer_v<ours> && std::is_pointer_v<theirs>) {
-        using our_target = std::remove_pointer_t<ours>;
-        using their_target = std::remove_pointer_t<theirs>;
-        return std::is_const_v<our_target> == std::is_const_v<their_target> &&
-               size_or_0<our_target> == size_or_0<their_target>;
-    } else {
-        return !std::is_pointer_v<ours> && !std::is_pointer_v<theirs> &&
-               std::is_floating_point_v<ours> == std::is_floating_point_v<theirs> &&
-               sizeof(ours) == sizeof(theirs);
-    }
-}
-
-template <class ours, class theirs>
-struct called_alike : std::false_type {};
-template <class our_result, class... ours, class their_result, class... theirs>
-requires(
-    sizeof...(ours) ==
-    sizeof...(theirs)) struct called_alike<our_result (*)(ours...), their_result (*)(theirs...)>
-    : std::bool_constant<passed_alike<our_result, their_result>() &&
-                         (passed_alike<ours, theirs>() && ...)> {
-};
+using cuda::called_alike;
 
 #define CALLED_ALIKE(name, symbol, parameters)                                     \
     static_assert(called_alike<decltype(cuda::driver::name), decltype(&symbol)>(), \

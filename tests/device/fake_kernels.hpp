@@ -11,6 +11,7 @@
 #include "kernels/score.hpp"
 #include "kernels/score_expected.hpp"
 #include "kernels/score_lag.hpp"
+#include "kernels/score_products.hpp"
 #include "kernels/seal.hpp"
 #include "kernels/select.hpp"
 #include "kernels/share.hpp"
@@ -30,6 +31,7 @@ struct kernel_faults {
     std::function<void(kernels::triattention_parameters&)> score;
     std::function<void(kernels::lag_parameters&)> lag;
     std::function<void(kernels::expected_parameters&)> expected;
+    std::function<void(kernels::product_parameters&)> product;  ///< of any kernel around one
     std::function<void(kernels::select_parameters&)> select;
     std::function<void(kernels::compact_parameters&)> compact;
     std::function<void(kernels::join_parameters&)> join;
