@@ -292,26 +292,6 @@ void add_means(const position_rotation& turning, const mean_queries& queries,
     }
 }
 
-/// scores[h][i] += query h . R(positions[i]) mean, of `count` slots whose positions ascend.
-inline void score_means(const tile_layout& layout, const uint32_t* positions, uint32_t count,
-                        uint32_t heads, const std::byte* queries, uint32_t query_bytes,
-                        float* scores) {
-    const position_rotation& turning = *layout.keys.turning;
-    for (uint32_t done = 0; done < heads; done += 4) {
-        const mean_queries some{queries + done * query_bytes + mean_query_offset(layout),
-                                query_bytes, turning.pairs};
-        with_heads(HWY_MIN(4, heads - done), [&](auto together) {
-            add_means<decltype(together)::value>(turning, some, positions, count,
-                                                 scores + done * run_slots);
-        });
-    }
-}
-
-#else
-
-inline void score_means(const tile_layout&, const uint32_t*, uint32_t, uint32_t, const std::byte*,
-                        uint32_t, float*) {}
-
 #endif  // HWY_SCALAR
 
 }  // namespace HWY_NAMESPACE

@@ -35,17 +35,6 @@ HWY_INLINE hn::Vec<tag> load_halves(tag d, const std::byte* from) {
     return hn::PromoteTo(d, hn::BitCast(df16, bits));
 }
 
-/// A sealed tile of one KV head, and where its parts lie.
-struct sealed_tile {
-    const operand_layout& operand;
-    const std::byte* tile;
-
-    uint32_t code_row_bytes() const { return operand.format->code_bytes(operand.dim); }
-    const std::byte* metadata() const {
-        return tile + uint64_t{operand.tile_tokens} * code_row_bytes();
-    }
-};
-
 /// How codes of tiles are multiplied: as floats.
 struct float_products {
     using groups = value_groups;
