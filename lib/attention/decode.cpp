@@ -61,7 +61,7 @@ class piece_shapes {
 
     /// Called between products.
     void stay_ready() const {
-        if (used_) keep_amx_awake();
+        if (used_) stay_awake();
     }
 
   private:
@@ -197,10 +197,14 @@ struct decoder {
         }
     }
 
+    // From the `done`-th query head of a KV head on.
+    const std::byte* coded_queries(uint32_t head, uint32_t done) const {
+        return piece.coded_queries + uint64_t{head * group + done} * query_bytes;
+    }
+
     // scores[h][slot - run] of `heads` query heads from the `done`-th of a KV head on.
     void score(const run_part& part, uint32_t head, uint32_t done, uint32_t heads,
-               const run_turner* turner, const float* queries, const uint32_t* slot_positions,
-               float* scores) const {
+               const run_turner* turner, const float* queries, float* scores) const {
         const uint32_t key_dim = layout.keys.dim;
         queries += done * key_dim;
         if (turner != nullptr) {
@@ -211,14 +215,9 @@ struct decoder {
             score_sealed(part.tiles, layout, tile_of(layout.keys, part.run, head),
                          part.run % layout.block_tokens, heads, queries, scores);
         } else {
-            const std::byte* coded =
-                piece.coded_queries + uint64_t{head * group + done} * query_bytes;
-            score_coded(part.tiles, layout, piece.float_queries[head] != 0, head, heads, coded,
-                        query_bytes, part.first - part.run, part.end - part.run, scores);
-            if (layout.keys.format->needs_channels) {
-                score_means(layout, slot_positions, part.end - part.first, heads, coded,
-                            query_bytes, scores + (part.first - part.run));
-            }
+            score_coded(part.tiles, layout, piece.float_queries[head] != 0, head, heads,
+                        coded_queries(head, done), query_bytes, part.first - part.run,
+                        part.end - part.run, scores);
         }
     }
 
@@ -266,9 +265,17 @@ struct decoder {
             const uint32_t query_head = head * group + done;
             float* values = partial.values + uint64_t{query_head} * value_dim;
             each_run(begin, first, end, tiles, scores, [&](const run_part& part, float* of_run) {
-                score(part, head, done, heads, turner, queries,
-                      slot_positions + (part.first - first), of_run);
+                score(part, head, done, heads, turner, queries, of_run);
             });
+            if (layout.keys.format->needs_channels) {
+                const std::byte* coded = coded_queries(head, done);
+                each_run(begin, first, end, tiles, scores,
+                         [&](const run_part& part, float* of_run) {
+                             score_means(layout, slot_positions + (part.first - first),
+                                         part.end - part.first, heads, coded, query_bytes,
+                                         of_run + (part.first - part.run));
+                         });
+            }
             for (uint32_t g = 0; g < heads; ++g) {
                 shapes.stay_ready();
                 const uint32_t vector = query_head + g;

@@ -80,9 +80,13 @@ void score_coded(const run_tiles& tiles, const tile_layout& layout, bool float_q
 void score_means(const tile_layout& layout, const uint32_t* positions, uint32_t count,
                  uint32_t heads, const std::byte* queries, uint32_t query_bytes, float* scores) {
     const position_rotation& turning = *layout.keys.turning;
+    bool beside_amx = false;
+#if HWY_TARGET == HWY_AVX3
+    beside_amx = multiplies_tiles(layout, layout.keys);
+#endif
     for (uint32_t done = 0; done < heads; done += 4) {
         const mean_queries some{queries + done * query_bytes + mean_query_offset(layout),
-                                query_bytes, turning.pairs};
+                                query_bytes, turning.pairs, beside_amx};
         with_heads(HWY_MIN(4, heads - done), [&](auto together) {
             add_means<decltype(together)::value>(turning, some, positions, count,
                                                  scores + done * run_slots);

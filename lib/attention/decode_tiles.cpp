@@ -10,6 +10,7 @@
 
 #include <algorithm>
 
+#include "attention/amx_tiles-inl.hpp"
 #include "attention/coded-inl.hpp"
 #include "attention/tiles-inl.hpp"
 
