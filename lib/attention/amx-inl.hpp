@@ -31,6 +31,27 @@
 
 #define KVRT_AMX_ATTRIBUTES ",avx512vnni,avx512vbmi,avx512fp16,amx-tile,amx-int8,amx-bf16"
 
+HWY_BEFORE_NAMESPACE();
+namespace kvrt {
+namespace HWY_NAMESPACE {
+
+// Registers 0 to 3 hold sums.
+inline constexpr int left_of_values = 4, right_of_values = 5, left_of_keys = 6, right_of_keys = 7;
+
+/// Signed bytes, summed in 32 bits.
+template <int sums, int left, int right>
+HWY_INLINE void multiply_bytes() {
+    asm volatile("tdpbssd %%tmm%c2, %%tmm%c1, %%tmm%c0" ::"i"(sums), "i"(left), "i"(right));
+}
+/// A product for nothing: after half a microsecond without one the unit falls asleep, and takes a
+/// quarter of one to wake (measured on Sapphire Rapids). Called where no sums are in register 0, by
+/// whom tile registers are set up for, whatever it is compiled for.
+HWY_INLINE void stay_awake() { multiply_bytes<0, left_of_values, right_of_values>(); }
+
+}  // namespace HWY_NAMESPACE
+}  // namespace kvrt
+HWY_AFTER_NAMESPACE();
+
 HWY_PUSH_ATTRIBUTES(HWY_TARGET_STR KVRT_AMX_ATTRIBUTES)
 namespace kvrt {
 namespace HWY_NAMESPACE {
@@ -50,9 +71,6 @@ HWY_INLINE void each_of(const callable& body) {
     each_of(std::make_integer_sequence<uint32_t, count>(), body);
 }
 
-// Registers 0 to 3 hold sums.
-inline constexpr int left_of_values = 4, right_of_values = 5, left_of_keys = 6, right_of_keys = 7;
-
 // The compiler's own intrinsics do not say that they read and write memory.
 template <int tile>
 HWY_INLINE void load_tile(const void* from, std::size_t stride) {
@@ -66,17 +84,6 @@ template <int tile>
 HWY_INLINE void zero_tile() {
     asm volatile("tilezero %%tmm%c0" ::"i"(tile));
 }
-/// Signed bytes, summed in 32 bits.
-template <int sums, int left, int right>
-HWY_INLINE void multiply_bytes() {
-    asm volatile("tdpbssd %%tmm%c2, %%tmm%c1, %%tmm%c0" ::"i"(sums), "i"(left), "i"(right));
-}
-/// A product for nothing: after half a microsecond without one the unit falls asleep, and takes a
-/// quarter of one to wake (measured on Sapphire Rapids). Called where no sums are in register 0.
-HWY_INLINE void stay_awake() { multiply_bytes<0, left_of_values, right_of_values>(); }
-/// The same, for callers that are compiled for fewer instructions.
-HWY_NOINLINE inline void keep_amx_awake() { stay_awake(); }
-
 /// Gives this thread's tile registers their shapes: what another library left there is lost, as the
 /// instruction set's calling convention has it. `key_bytes`: of a row of `left` that one product
 /// with keys takes.
@@ -182,8 +189,9 @@ HWY_INLINE float magnitude_of(__m512i largest) {
 inline constexpr int32_t raised_digits = 0x00808080;
 
 /// Raised whole numbers of 64 slots or channels -> a byte of each for its lowest, middle and
-/// highest digit. Words of 4 bytes come out as packing leaves them: the (4 l + m)-th is that of the
-/// 4 from 4 (4 m + l) on.
+/// highest digit, of which the highest is raised by `top`. Words of 4 bytes come out as packing
+/// leaves them: the (4 l + m)-th is that of the 4 from 4 (4 m + l) on.
+template <uint32_t top = 0x80>
 HWY_INLINE void pack_digits(const __m512i (&raised)[4], __m512i (&bytes)[amx_parts]) {
     __m512i words[4];  // in each 128 bits: of 4 numbers, those of each digit
     each_of<4>([&](auto m) __attribute__((always_inline)) {
@@ -198,7 +206,8 @@ HWY_INLINE void pack_digits(const __m512i (&raised)[4], __m512i (&bytes)[amx_par
     const __m512i middle = _mm512_set1_epi8(static_cast<char>(0x80));
     bytes[0] = _mm512_xor_si512(_mm512_unpacklo_epi64(low, low_after), middle);
     bytes[1] = _mm512_xor_si512(_mm512_unpackhi_epi64(low, low_after), middle);
-    bytes[2] = _mm512_xor_si512(_mm512_unpacklo_epi64(high, high_after), middle);
+    bytes[2] = _mm512_sub_epi8(_mm512_unpacklo_epi64(high, high_after),
+                               _mm512_set1_epi8(static_cast<char>(top)));
 }
 
 /// Splits group `g` of a query head into digits of whole numbers.

@@ -289,7 +289,6 @@ HWY_NOINLINE void score_expanded(const std::byte* const* tiles, const std::byte*
             load_tile<right_of_keys>(rows, amx_row_bytes);
             multiply_bytes<0, left_of_keys, right_of_keys>();
         }
-        store_tile<0>(run.sums(t, g), amx_row_bytes);
     };
     const auto join = [&](uint32_t t, uint32_t g) KVRT_INLINE_LAMBDA {
         const std::byte* metadata = tiles[t] + code_words * amx_row_bytes;
@@ -304,9 +303,11 @@ HWY_NOINLINE void score_expanded(const std::byte* const* tiles, const std::byte*
     if (keys.groups == 1) keep_query_rows(queries, shape.stride, shape.padded);
     for (uint32_t t = 0; t < tile_count + 2; ++t) {
         for (uint32_t g = 0; g < keys.groups; ++g) {
+            const bool multiplied = t >= 1 && t <= tile_count;
             if (t < tile_count) expand(t, g);
-            if (t >= 1 && t <= tile_count) multiply(t - 1, g);
+            if (multiplied) multiply(t - 1, g);
             if (t >= 2) join(t - 2, g);
+            if (multiplied) store_tile<0>(run.sums(t - 1, g), amx_row_bytes);
         }
         if (t < tile_count) prefetch_lines(next_tiles[t], code_words, keys.layout.words);
     }
@@ -320,7 +321,7 @@ HWY_NOINLINE void score_bytes(const std::byte* const* tiles, const std::byte* co
     constexpr code_kind kind = code_kind::signed_bytes;
     const amx_query_shape shape(keys, query_bytes);
     const uint32_t code_words = keys.code_bytes / record_word;
-    alignas(64) int32_t sums[run_tiles_of_16][amx_rows][16];
+    alignas(64) int32_t sums[2][run_tiles_of_16][amx_rows][16];
     for (uint32_t t = 0; t < tile_count; ++t) {
         prefetch_lines(next_tiles[t], code_words, keys.layout.words);
     }
@@ -336,12 +337,13 @@ HWY_NOINLINE void score_bytes(const std::byte* const* tiles, const std::byte* co
                 multiply_bytes<t, left_of_keys, right_of_keys>();
             });
         }
+    };
+    const auto store = [&](uint32_t g) KVRT_INLINE_LAMBDA {
         each_of<run_tiles_of_16>([&](auto t) KVRT_INLINE_LAMBDA {
-            if (t < tile_count) store_tile<t>(sums[t], amx_row_bytes);
+            if (t < tile_count) store_tile<t>(sums[g % 2][t], amx_row_bytes);
         });
     };
-    for (uint32_t g = 0; g < keys.groups; ++g) {
-        multiply(g);
+    const auto join = [&](uint32_t g) KVRT_INLINE_LAMBDA {
         for (uint32_t t = 0; t < tile_count; ++t) {
             const std::byte* metadata = tiles[t] + code_words * amx_row_bytes;
             const auto group = read_middle_group<kind>(keys, g, [&](uint32_t m) KVRT_INLINE_LAMBDA {
@@ -349,9 +351,16 @@ HWY_NOINLINE void score_bytes(const std::byte* const* tiles, const std::byte* co
             });
             const key_sums<heads> joined{shape, queries, query_bytes, keys.has_least(),
                                          scores + t * slot_group};
-            joined.join(g, group, byte_unit<kind>, sums[t]);
+            joined.join(g, group, byte_unit<kind>, sums[g % 2][t]);
         }
+    };
+    // A group's sums are joined while the next group's products are on their way.
+    for (uint32_t g = 0; g < keys.groups; ++g) {
+        multiply(g);
+        if (g != 0) join(g - 1);
+        store(g);
     }
+    join(keys.groups - 1);
 }
 
 template <code_kind kind, uint32_t heads>

@@ -151,7 +151,6 @@ HWY_NOINLINE bool score_folded(const std::byte* const* tiles, const std::byte* c
     const auto multiply = [&](uint32_t t, uint32_t k) KVRT_INLINE_LAMBDA {
         if (k == 0) zero_tile<0>();
         multiply_kept_rows(k, run.rows(t, 0) + k * 16 * amx_row_bytes);
-        if (k + 1 == products) store_tile<0>(run.sums(t, 0), amx_row_bytes);
     };
     const auto join = [&](uint32_t t) KVRT_INLINE_LAMBDA {
         const __m512i largest = _mm512_load_si512(places[t].largest);
@@ -168,14 +167,16 @@ HWY_NOINLINE bool score_folded(const std::byte* const* tiles, const std::byte* c
         });
     };
     for (uint32_t t = 0; t < tile_count + 2; ++t) {
+        const bool multiplied = t >= 1 && t <= tile_count;
         for (uint32_t k = 0; k < products; ++k) {
+            if (multiplied) multiply(t - 1, k);
             if (t < tile_count) {
                 expand(t, 2 * k);
                 expand(t, 2 * k + 1);
             }
-            if (t >= 1 && t <= tile_count) multiply(t - 1, k);
         }
         if (t >= 2) join(t - 2);
+        if (multiplied) store_tile<0>(run.sums(t - 1, 0), amx_row_bytes);
         if (t < tile_count) prefetch_lines(next_tiles[t], code_words, keys.layout.words);
     }
     return true;

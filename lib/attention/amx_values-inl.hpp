@@ -145,6 +145,7 @@ HWY_INLINE void expand_chunk(const value_rows& rows, const value_rows& next_rows
 struct amx_values {
     alignas(64) padded_tile right[2][4];
     alignas(64) int32_t sums[4][amx_rows][16];
+    relative_weights relative;
     amx_weights left[most_groups];
     amx_channels channels[most_value_tiles];
     value_chunk chunks[most_value_tiles];  ///< of each tile that is its chunk's first
@@ -210,7 +211,10 @@ HWY_NOINLINE void add_grouped_values(const value_rows& rows, const value_rows& n
         const uint32_t split = at == 0 ? 0 : span.channels[at - 1].group + 1;
         for (uint32_t g = split; g <= last; ++g) {
             stay_awake();
-            split_weights<kind, heads>(groups, has_least, weights, g, part, span.left[g]);
+            if (!split_relative_weights<kind, heads>(groups, has_least, span.relative, g, part,
+                                                     span.left[g])) {
+                split_weights<kind, heads>(groups, has_least, weights, g, part, span.left[g]);
+            }
         }
     };
     const auto multiply_four = [&](uint32_t at, uint32_t run, uint32_t buffer) KVRT_INLINE_LAMBDA {
@@ -243,8 +247,11 @@ HWY_NOINLINE void add_grouped_values(const value_rows& rows, const value_rows& n
     };
     const uint32_t first_run = part.first_run(), end_run = part.end_run();
     uint32_t buffer = 0;
-    stay_awake();
-    expand_four(0, first_run, buffer);
+    for (uint32_t i = 0; i < HWY_MIN(4u, count); i += parts) {
+        stay_awake();
+        expand(i, first_run, span.right[buffer] + i);
+    }
+    relate_weights<heads>(weights, part, span.relative);
     split_four(0);
     for (uint32_t at = 0; at < count; at += 4) {
         each_of<4>([&](auto i) KVRT_INLINE_LAMBDA { zero_tile<i>(); });
@@ -418,31 +425,6 @@ HWY_NOINLINE void add_amx_record_values(const std::byte* const* tiles,
     add_amx_values<kind, heads>(rows, next_rows, values, groups, {weights, run_stride}, first, end,
                                 out);
 }
-
-/// The same of a run of tiles (tiles-inl.hpp), whose metadata are folded into queries and weights.
-struct amx_products {
-    using groups = amx_groups;
-    static constexpr bool takes_factors = true;
-
-    template <code_kind kind, uint32_t heads>
-    static void score(const std::byte* const* tiles, const std::byte* const* next_tiles,
-                      uint32_t tile_count, const coded_operand& keys, const float* queries,
-                      uint32_t stride, float* scores) {
-        constexpr uint32_t query_bytes = amx_query_shape::bytes_of(widest_row);
-        alignas(64) std::byte coded[amx_heads][query_bytes];
-        for (uint32_t h = 0; h < heads; ++h) {
-            encode_amx_query(queries + h * stride, keys, query_bytes, coded[h]);
-        }
-        score_amx_codes<kind, heads>(tiles, next_tiles, tile_count, keys, coded[0], query_bytes,
-                                     scores);
-    }
-    template <code_kind kind, uint32_t heads>
-    static void add_values(const value_rows& rows, const value_rows& next_rows,
-                           const coded_operand& values, const amx_groups& groups,
-                           const float* weights, uint32_t first, uint32_t end, float* out) {
-        add_amx_values<kind, heads>(rows, next_rows, values, groups, {weights, 0}, first, end, out);
-    }
-};
 
 #undef KVRT_INLINE_LAMBDA
 

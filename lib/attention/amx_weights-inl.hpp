@@ -115,6 +115,7 @@ HWY_INLINE void read_span_groups(const coded_operand& values, const value_rows& 
     const span_part part(first, end);
     alignas(64) __m512i words[most_groups + 4];
     for (uint32_t v = part.first; v < part.end; ++v) {
+        stay_awake();
         for (uint32_t i = 0; i < fours; ++i) {
             const last_words last(rows.tiles[v] + rows.row_bytes - 16 * i, rows.row_bytes);
             each_of<4>([&](auto w) KVRT_INLINE_LAMBDA {
@@ -197,6 +198,119 @@ HWY_INLINE void split_weights(const amx_groups& groups, bool has_least, const sp
             });
         });
     }
+}
+
+/// Weights of a span over the largest of their head, for all groups: 0 outside of the span.
+struct relative_weights {
+    alignas(64) float weights[amx_heads][span_slots];
+    float largest[amx_heads] = {};   ///< at least least_largest; NaN where a weight is not finite
+    uint32_t largest_at[amx_heads];  ///< its slot
+};
+
+/// What lies below keeps fewer bits.
+inline constexpr float least_largest = 0x1p-100f;
+
+template <uint32_t heads>
+HWY_INLINE void relate_weights(const span_weights& weights, const span_part& part,
+                               relative_weights& out) {
+    const uint32_t begin = part.first_run() * run_tiles_of_16;
+    const uint32_t end = part.end_run() * run_tiles_of_16;
+    __m512i peaks[amx_heads];
+    each_of<amx_heads>([&](auto h) KVRT_INLINE_LAMBDA { peaks[h] = _mm512_setzero_si512(); });
+    for (uint32_t v = part.first; v < part.end; ++v) {
+        each_of<heads>([&](auto h) KVRT_INLINE_LAMBDA {
+            peaks[h] = larger_magnitude(peaks[h], weights.of(h, v));
+        });
+    }
+    const __m512i all = lanes_together(
+        peaks, [](__m512i a, __m512i b) KVRT_INLINE_LAMBDA { return _mm512_max_epi32(a, b); });
+    each_of<heads>([&](auto h) KVRT_INLINE_LAMBDA {
+        stay_awake();
+        const __m512i peak = _mm512_castps_si512(one_of_four<h>(all));
+        const float largest = _mm512_cvtss_f32(_mm512_castsi512_ps(peak));
+        const bool finite = largest <= std::numeric_limits<float>::max();
+        out.largest[h] = finite ? HWY_MAX(largest, least_largest) : NAN;
+        const __m512 factor = _mm512_set1_ps(1.0f / out.largest[h]);
+        uint32_t at = 0;
+        for (uint32_t v = begin; v < end; ++v) {
+            const __m512 weight = part.has(v) ? weights.of(h, v) : _mm512_setzero_ps();
+            const __mmask16 here = _mm512_cmpeq_epi32_mask(_mm512_castps_si512(weight), peak);
+            if (here != 0 && part.has(v)) {
+                at = 16 * v + static_cast<uint32_t>(__builtin_ctz(here));
+            }
+            _mm512_store_ps(out.weights[h] + 16 * v, _mm512_mul_ps(weight, factor));
+        }
+        out.largest_at[h] = at;
+    });
+}
+
+/// How far the products of a group may lie below the largest weight times the largest step, which
+/// stand for their largest then: that leaves them 19 bits.
+inline constexpr float most_slack = 8.0f;
+
+/// split_weights() without looking at all products; false where they may be too far below their
+/// bound, or are not finite, and nothing is written.
+template <code_kind kind, uint32_t heads>
+HWY_INLINE bool split_relative_weights(const amx_groups& groups, bool has_least,
+                                       const relative_weights& relative, uint32_t g,
+                                       const span_part& part, amx_weights& out) {
+    // As a float, 2^23 + 2^22 beside a number of 23 bits with its sign, has it for its last bits,
+    // the two lower digits raised by 0x80, the highest by 0x40.
+    constexpr float raise = 0x1p23f + 0x1p22f + 0x8080;
+    constexpr float most = 0x1p22f - 0x1p16f;
+    const float* steps = groups.step[g];
+    __m512i peak = _mm512_setzero_si512();
+    for (uint32_t v = part.first; v < part.end; ++v) {
+        peak = larger_magnitude(peak, _mm512_load_ps(steps + 16 * v));
+    }
+    const float largest = magnitude_of(peak);
+    bool near = largest >= least_largest && largest <= std::numeric_limits<float>::max();
+    for (uint32_t h = 0; h < heads; ++h) {
+        near &= std::abs(steps[relative.largest_at[h]]) * most_slack >= largest;
+        near &= relative.largest[h] >= least_largest;  // not NaN
+    }
+    if (!near) return false;
+    const __m512 factor = _mm512_set1_ps(most / largest);
+    __m512i sums[amx_heads];
+    each_of<amx_heads>([&](auto h) KVRT_INLINE_LAMBDA { sums[h] = _mm512_setzero_si512(); });
+    for (uint32_t run = part.first_run(); run < part.end_run(); ++run) {
+        __m512 step[run_tiles_of_16], least[run_tiles_of_16];
+        each_of<run_tiles_of_16>([&](auto i) KVRT_INLINE_LAMBDA {
+            const uint32_t v = run * run_tiles_of_16 + i;
+            step[i] = least[i] = _mm512_setzero_ps();
+            if (!part.has(v)) return;
+            step[i] = _mm512_mul_ps(_mm512_load_ps(steps + 16 * v), factor);
+            if (has_least) least[i] = _mm512_load_ps(groups.least[g] + 16 * v);
+        });
+        each_of<heads>([&](auto h) KVRT_INLINE_LAMBDA {
+            const float* weights = relative.weights[h] + run * run_slots;
+            __m512i numbers[run_tiles_of_16], bytes[amx_parts];
+            __m512 sum = _mm512_castsi512_ps(sums[h]);
+            each_of<run_tiles_of_16>([&](auto i) KVRT_INLINE_LAMBDA {
+                const __m512 weight = _mm512_load_ps(weights + 16 * i);
+                numbers[i] =
+                    _mm512_castps_si512(_mm512_fmadd_ps(weight, step[i], _mm512_set1_ps(raise)));
+                if (has_least) sum = _mm512_fmadd_ps(weight, least[i], sum);
+            });
+            sums[h] = _mm512_castps_si512(sum);
+            pack_digits<0x40>(numbers, bytes);
+            each_of<amx_parts>([&](auto digit) KVRT_INLINE_LAMBDA {
+                _mm512_store_si512(out.rows[run][h * amx_parts + digit], bytes[digit]);
+            });
+        });
+    }
+    const __m128 weight_units = _mm_loadu_ps(relative.largest);
+    _mm_store_ps(out.unit, _mm_mul_ps(weight_units, _mm_set1_ps(largest / most * byte_unit<kind>)));
+    __m128 offset = _mm_setzero_ps();
+    if (has_least) {
+        const __m512i all = lanes_together(sums, [](__m512i a, __m512i b) KVRT_INLINE_LAMBDA {
+            return _mm512_castps_si512(
+                _mm512_add_ps(_mm512_castsi512_ps(a), _mm512_castsi512_ps(b)));
+        });
+        offset = _mm_mul_ps(_mm512_castps512_ps128(_mm512_castsi512_ps(all)), weight_units);
+    }
+    _mm_store_ps(out.offset, offset);
+    return true;
 }
 
 #undef KVRT_INLINE_LAMBDA

@@ -1,5 +1,5 @@
 // Decode attention over integer codes (format.hpp, code_reading), multiplied as they are stored by
-// the 8-bit dot products of AVX-512 VNNI. Include it after decode.cpp's own pieces, per target.
+// the 8-bit dot products of AVX-512 VNNI. Include it per target.
 //
 // The other factor, a query or a weight, becomes a whole number n of 24 bits per group, split into
 // digits of one signed byte, the lowest first. Sums of products of codes and digits are exact, and

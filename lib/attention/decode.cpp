@@ -2,8 +2,8 @@
 //
 // A run is up to 64 slots, a span one run, or up to four where AMX multiplies. For each KV head of
 // a span: scores of all its query heads, run by run (a register holds 16 slots of one dimension, so
-// there are no horizontal sums), the softmax of the span, then the weighted values. Records are
-// taken by records-inl.hpp and codes-inl.hpp instead, sealed tiles by tiles-inl.hpp. While a tile
+// there are no horizontal sums), the softmax of the span, then the weighted values. Codes are
+// taken by decode_keys.cpp, decode_values.cpp and decode_tiles.cpp instead. While a tile
 // is used, the tile that comes next for the same place in the span (next head, or the next span's
 // block through the table) is prefetched.
 
@@ -22,169 +22,76 @@
 #include <type_traits>
 
 #include "attention/coded-inl.hpp"
+#include "attention/native-inl.hpp"
 #include "attention/opened-inl.hpp"
 #include "attention/slots-inl.hpp"
 #include "attention/softmax-inl.hpp"
 #include "base/checked.hpp"
-#include "format/vector-inl.hpp"
+#include "format/rotation.hpp"
 
 HWY_BEFORE_NAMESPACE();
 namespace kvrt {
 namespace HWY_NAMESPACE {
 namespace {
 
-constexpr uint32_t line_bytes = 64;
+// ---- What is read, and with what ----------------------------------------------------------------
 
-using slots_tag = hn::CappedTag<float, slot_group>;
+#if HWY_TARGET == HWY_AVX3
 
-HWY_INLINE void prefetch_line(const std::byte* address) { __builtin_prefetch(address, 0, 2); }
-
-// scores[g][group * 16 + lane] = q[g] . k, for `heads` query heads.
-template <element type, uint32_t heads>
-HWY_NOINLINE void score_run(const run_tiles& tiles, const float* queries, uint32_t dim,
-                            float* scores) {
-    const slots_tag d;
-    constexpr uint32_t parts = slot_group / static_cast<uint32_t>(hn::MaxLanes(slots_tag()));
-    constexpr uint32_t lanes = static_cast<uint32_t>(hn::MaxLanes(slots_tag()));
-    // Several sums per head hide the latency of the fused multiply-add.
-    constexpr uint32_t chains = parts > 1 ? 1 : (heads <= 2 ? 4 : 2);
-    constexpr uint32_t row_bytes = slot_group * element_bytes(type);
-    for (uint32_t group = 0; group < tiles.groups; ++group) {
-        const std::byte* tile = tiles.keys[group];
-        const std::byte* ahead = tiles.next_keys[group];
-        for (uint32_t part = 0; part < parts; ++part) {
-            hn::Vec<slots_tag> sums[heads][chains];
-            for (uint32_t g = 0; g < heads; ++g) {
-                for (uint32_t c = 0; c < chains; ++c) sums[g][c] = hn::Zero(d);
-            }
-            const std::byte* row = tile + part * lanes * element_bytes(type);
-            for (uint32_t i = 0; i < dim; i += 4) {
-                if (part == 0) {
-                    for (uint32_t line = 0; line < 4 * row_bytes; line += line_bytes) {
-                        prefetch_line(ahead + i * row_bytes + line);
-                    }
-                }
-                HWY_UNROLL(4)
-                for (uint32_t c = 0; c < 4; ++c) {
-                    const auto key = load_f32<type>(d, row + (i + c) * row_bytes);
-                    HWY_UNROLL(8)
-                    for (uint32_t g = 0; g < heads; ++g) {
-                        sums[g][c % chains] = hn::MulAdd(key, hn::Set(d, queries[g * dim + i + c]),
-                                                         sums[g][c % chains]);
-                    }
-                }
-            }
-            for (uint32_t g = 0; g < heads; ++g) {
-                for (uint32_t c = 1; c < chains; ++c) sums[g][0] = hn::Add(sums[g][0], sums[g][c]);
-                hn::StoreU(sums[g][0], d,
-                           scores + g * run_slots + group * slot_group + part * lanes);
-            }
-        }
+/// Tile registers set up for a piece, where an operand is multiplied by AMX.
+class piece_shapes {
+  public:
+    explicit piece_shapes(const tile_layout& layout) {
+        const bool keys = multiplies_tiles(layout, layout.keys);
+        used_ = keys || multiplies_tiles(layout, layout.values);
+        if (!used_) return;
+        const bool records = keys && !layout.keys.tiled();
+        amx_set_shapes(records ? amx_query_shape(coded_operand(layout.keys, 0), 0).key_bytes
+                               : amx_row_bytes);
     }
+    ~piece_shapes() {
+        if (used_) amx_release();
+    }
+    piece_shapes(const piece_shapes&) = delete;
+    piece_shapes& operator=(const piece_shapes&) = delete;
+
+    /// Whether more than a run's weights are worth making at once: sums of values stay in tile
+    /// registers meanwhile.
+    bool long_spans() const { return used_; }
+
+    /// Called between products.
+    void stay_ready() const {
+        if (used_) stay_awake();
+    }
+
+  private:
+    bool used_;
+};
+
+#else
+
+struct piece_shapes {
+    explicit piece_shapes(const tile_layout&) {}
+    bool long_spans() const { return false; }
+    void stay_ready() const {}
+};
+
+#endif
+
+// Vectors of one lane have no pieces: records are left to the blocked kernel.
+constexpr bool has_vectors = HWY_TARGET != HWY_SCALAR;
+
+bool reads(const operand_layout& operand) {
+    if (operand.plain()) return true;
+    // A run lies in one tile.
+    if (operand.tiled() && operand.tile_tokens % run_slots != 0) return false;
+    const code_kind kind =
+        operand.tiled() ? operand.format->tile.reading.codes : operand.format->reading.codes;
+    return has_vectors && kind != code_kind::none && operand.dim % whole_channels(kind) == 0;
 }
 
-// values[g][...] += weights[g][slot] * v[slot], for slots [first, end) of the run and the
-// dimensions [from, from + vectors * lanes) held in registers.
-template <element type, uint32_t heads, uint32_t vectors, class tag>
-HWY_INLINE void add_columns(tag d, const run_tiles& tiles, const float* weights, uint32_t first,
-                            uint32_t end, uint32_t dim, uint32_t from, float* values) {
-    const uint32_t lanes = static_cast<uint32_t>(hn::Lanes(d));
-    const uint32_t row_bytes = dim * element_bytes(type);
-    hn::Vec<tag> sums[heads][vectors];
-    for (uint32_t g = 0; g < heads; ++g) {
-        for (uint32_t v = 0; v < vectors; ++v) {
-            sums[g][v] = hn::LoadU(d, values + g * dim + from + v * lanes);
-        }
-    }
-    for (uint32_t slot = first; slot < end; ++slot) {
-        const uint32_t place = slot % slot_group * row_bytes + from * element_bytes(type);
-        const std::byte* row = tiles.values[slot / slot_group] + place;
-        const std::byte* ahead = tiles.next_values[slot / slot_group] + place;
-        hn::Vec<tag> value[vectors];
-        HWY_UNROLL(8)
-        for (uint32_t v = 0; v < vectors; ++v) {
-            value[v] = load_f32<type>(d, row + v * lanes * element_bytes(type));
-        }
-        for (uint32_t line = 0; line < vectors * lanes * element_bytes(type); line += line_bytes) {
-            prefetch_line(ahead + line);
-        }
-        HWY_UNROLL(8)
-        for (uint32_t g = 0; g < heads; ++g) {
-            const auto weight = hn::Set(d, weights[g * run_slots + slot]);
-            HWY_UNROLL(8)
-            for (uint32_t v = 0; v < vectors; ++v) {
-                sums[g][v] = hn::MulAdd(value[v], weight, sums[g][v]);
-            }
-        }
-    }
-    for (uint32_t g = 0; g < heads; ++g) {
-        for (uint32_t v = 0; v < vectors; ++v) {
-            hn::StoreU(sums[g][v], d, values + g * dim + from + v * lanes);
-        }
-    }
-}
-
-template <element type, uint32_t heads>
-HWY_NOINLINE void add_values(const run_tiles& tiles, const float* weights, uint32_t first,
-                             uint32_t end, uint32_t dim, float* values) {
-    const slots_tag d;
-    const hn::CappedTag<float, 8> narrow;
-    constexpr uint32_t lanes = static_cast<uint32_t>(hn::MaxLanes(slots_tag()));
-    constexpr uint32_t narrow_lanes = static_cast<uint32_t>(hn::MaxLanes(narrow));
-    constexpr uint32_t registers = lanes == 16 ? 16 : 8;
-    constexpr uint32_t vectors = HWY_MAX(1u, HWY_MIN(8u, registers / heads));
-    uint32_t from = 0;
-    for (; from + vectors * lanes <= dim; from += vectors * lanes) {
-        add_columns<type, heads, vectors>(d, tiles, weights, first, end, dim, from, values);
-    }
-    for (; from + lanes <= dim; from += lanes) {
-        add_columns<type, heads, 1>(d, tiles, weights, first, end, dim, from, values);
-    }
-    for (; from < dim; from += narrow_lanes) {
-        add_columns<type, heads, 1>(narrow, tiles, weights, first, end, dim, from, values);
-    }
-}
-
-using score_function = void (*)(const run_tiles&, const float*, uint32_t, float*);
-using value_function = void (*)(const run_tiles&, const float*, uint32_t, uint32_t, uint32_t,
-                                float*);
-
-template <element type>
-score_function score_of(uint32_t heads) {
-    constexpr score_function table[max_together] = {
-        score_run<type, 1>, score_run<type, 2>, score_run<type, 3>, score_run<type, 4>,
-        score_run<type, 5>, score_run<type, 6>, score_run<type, 7>, score_run<type, 8>};
-    return table[heads - 1];
-}
-
-template <element type>
-value_function value_of(uint32_t heads) {
-    constexpr value_function table[max_together] = {
-        add_values<type, 1>, add_values<type, 2>, add_values<type, 3>, add_values<type, 4>,
-        add_values<type, 5>, add_values<type, 6>, add_values<type, 7>, add_values<type, 8>};
-    return table[heads - 1];
-}
-
-score_function score_of(element type, uint32_t heads) {
-    switch (type) {
-        case element::f32:
-            return score_of<element::f32>(heads);
-        case element::f16:
-            return score_of<element::f16>(heads);
-        default:
-            return score_of<element::bf16>(heads);
-    }
-}
-
-value_function value_of(element type, uint32_t heads) {
-    switch (type) {
-        case element::f32:
-            return value_of<element::f32>(heads);
-        case element::f16:
-            return value_of<element::f16>(heads);
-        default:
-            return value_of<element::bf16>(heads);
-    }
+bool reads_layout(const tile_layout& layout) {
+    return layout.order == tile_order::native && reads(layout.keys) && reads(layout.values);
 }
 
 // As score_run, of keys of any layout that decode_reads where they are turned by slots: a tile of
@@ -290,10 +197,14 @@ struct decoder {
         }
     }
 
+    // From the `done`-th query head of a KV head on.
+    const std::byte* coded_queries(uint32_t head, uint32_t done) const {
+        return piece.coded_queries + uint64_t{head * group + done} * query_bytes;
+    }
+
     // scores[h][slot - run] of `heads` query heads from the `done`-th of a KV head on.
     void score(const run_part& part, uint32_t head, uint32_t done, uint32_t heads,
-               const run_turner* turner, const float* queries, const uint32_t* slot_positions,
-               float* scores) const {
+               const run_turner* turner, const float* queries, float* scores) const {
         const uint32_t key_dim = layout.keys.dim;
         queries += done * key_dim;
         if (turner != nullptr) {
@@ -304,14 +215,9 @@ struct decoder {
             score_sealed(part.tiles, layout, tile_of(layout.keys, part.run, head),
                          part.run % layout.block_tokens, heads, queries, scores);
         } else {
-            const std::byte* coded =
-                piece.coded_queries + uint64_t{head * group + done} * query_bytes;
-            score_coded(part.tiles, layout, piece.float_queries[head] != 0, head, heads, coded,
-                        query_bytes, part.first - part.run, part.end - part.run, scores);
-            if (layout.keys.format->needs_channels) {
-                score_means(layout, slot_positions, part.end - part.first, heads, coded,
-                            query_bytes, scores + (part.first - part.run));
-            }
+            score_coded(part.tiles, layout, piece.float_queries[head] != 0, head, heads,
+                        coded_queries(head, done), query_bytes, part.first - part.run,
+                        part.end - part.run, scores);
         }
     }
 
@@ -359,9 +265,17 @@ struct decoder {
             const uint32_t query_head = head * group + done;
             float* values = partial.values + uint64_t{query_head} * value_dim;
             each_run(begin, first, end, tiles, scores, [&](const run_part& part, float* of_run) {
-                score(part, head, done, heads, turner, queries,
-                      slot_positions + (part.first - first), of_run);
+                score(part, head, done, heads, turner, queries, of_run);
             });
+            if (layout.keys.format->needs_channels) {
+                const std::byte* coded = coded_queries(head, done);
+                each_run(begin, first, end, tiles, scores,
+                         [&](const run_part& part, float* of_run) {
+                             score_means(layout, slot_positions + (part.first - first),
+                                         part.end - part.first, heads, coded, query_bytes,
+                                         of_run + (part.first - part.run));
+                         });
+            }
             for (uint32_t g = 0; g < heads; ++g) {
                 shapes.stay_ready();
                 const uint32_t vector = query_head + g;

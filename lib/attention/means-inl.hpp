@@ -23,6 +23,7 @@
 
 #include <algorithm>
 
+#include "attention/amx-inl.hpp"
 #include "attention/kernels.hpp"
 #include "attention/operands-inl.hpp"
 #include "base/checked.hpp"
@@ -53,6 +54,7 @@ struct mean_queries {
     const std::byte* first;
     uint32_t bytes;
     uint32_t pairs;
+    bool beside_amx;  ///< whose unit is to stay awake meanwhile
 
     mean_query of(uint32_t head) const { return {first + uint64_t{head} * bytes, pairs}; }
 };
@@ -83,6 +85,12 @@ inline void level_query(const float* query, const operand_layout& keys, uint32_t
 
 #if HWY_TARGET != HWY_SCALAR
 
+HWY_INLINE void stay_awake_beside([[maybe_unused]] const mean_queries& queries) {
+#if HWY_TARGET == HWY_AVX3
+    if (queries.beside_amx) stay_awake();
+#endif
+}
+
 /// (a, c) of some heads, turned.
 template <uint32_t heads>
 struct turned_means {
@@ -105,6 +113,7 @@ void turn_means(const position_rotation& turning, const mean_queries& queries, u
         if (digit != 0) factors[count++] = table + uint64_t{2} * digit * turning.pairs;
         table += uint64_t{2} * turning_digit_values * turning.pairs;
     }
+    stay_awake_beside(queries);
     for (uint32_t b = 0; b < turning.pairs; b += static_cast<uint32_t>(hn::Lanes(d))) {
         auto cosine = hn::Set(d, 1.0f), sine = hn::Zero(d);
         for (uint32_t i = 0; i < count; ++i) {
@@ -139,6 +148,7 @@ HWY_INLINE void sum_window(const position_rotation& turning, const turned_means<
             odd[h][0] = odd[h][1] = hn::Zero(d);
         }
         for (uint32_t b = 0; b < turning.pairs; ++b) {
+            if (b % 16 == 0) stay_awake_beside(queries);
             const hn::Vec<decltype(d)> cosine[2] = {
                 hn::LoadU(d, cosines + b * half_window),
                 hn::LoadU(d, cosines + b * half_window + lanes)};
@@ -229,6 +239,7 @@ HWY_NOINLINE void add_rows(const position_rotation& turning, const mean_queries&
         while (end < count && positions[end] / turning_digit_values == upper) ++end;
         turn_means<heads>(turning, queries, upper * turning_digit_values, false, turned);
         for (; slot < end; slot += 4) {
+            stay_awake_beside(queries);
             const uint32_t here = HWY_MIN(4, end - slot);
             const float* rows[4];
             for (uint32_t s = 0; s < 4; ++s) {
@@ -291,26 +302,6 @@ void add_means(const position_rotation& turning, const mean_queries& queries,
         }
     }
 }
-
-/// scores[h][i] += query h . R(positions[i]) mean, of `count` slots whose positions ascend.
-inline void score_means(const tile_layout& layout, const uint32_t* positions, uint32_t count,
-                        uint32_t heads, const std::byte* queries, uint32_t query_bytes,
-                        float* scores) {
-    const position_rotation& turning = *layout.keys.turning;
-    for (uint32_t done = 0; done < heads; done += 4) {
-        const mean_queries some{queries + done * query_bytes + mean_query_offset(layout),
-                                query_bytes, turning.pairs};
-        with_heads(HWY_MIN(4, heads - done), [&](auto together) {
-            add_means<decltype(together)::value>(turning, some, positions, count,
-                                                 scores + done * run_slots);
-        });
-    }
-}
-
-#else
-
-inline void score_means(const tile_layout&, const uint32_t*, uint32_t, uint32_t, const std::byte*,
-                        uint32_t, float*) {}
 
 #endif  // HWY_SCALAR
 

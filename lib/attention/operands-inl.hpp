@@ -116,6 +116,17 @@ struct coded_operand {
           scale(1.0f) {}
 };
 
+/// A sealed tile of one KV head, and where its parts lie.
+struct sealed_tile {
+    const operand_layout& operand;
+    const std::byte* tile;
+
+    uint32_t code_row_bytes() const { return operand.format->code_bytes(operand.dim); }
+    const std::byte* metadata() const {
+        return tile + uint64_t{operand.tile_tokens} * code_row_bytes();
+    }
+};
+
 template <class tag>
 HWY_INLINE hn::Vec<tag> halves_to_floats(tag d, hn::Vec<hn::Rebind<uint32_t, tag>> words) {
 #if HWY_TARGET == HWY_SCALAR

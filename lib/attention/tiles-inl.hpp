@@ -35,48 +35,16 @@ HWY_INLINE hn::Vec<tag> load_halves(tag d, const std::byte* from) {
     return hn::PromoteTo(d, hn::BitCast(df16, bits));
 }
 
-/// A sealed tile of one KV head, and where its parts lie.
-struct sealed_tile {
-    const operand_layout& operand;
-    const std::byte* tile;
-
-    uint32_t code_row_bytes() const { return operand.format->code_bytes(operand.dim); }
-    const std::byte* metadata() const {
-        return tile + uint64_t{operand.tile_tokens} * code_row_bytes();
-    }
-};
-
-/// How codes of tiles are multiplied: as floats.
-struct float_products {
-    using groups = value_groups;
-    static constexpr bool takes_factors = false;  ///< of channels, and middle codes for 0
-
-    /// queries are [heads], `stride` floats apart.
-    template <code_kind kind, uint32_t heads>
-    static void score(const std::byte* const* tiles, const std::byte* const* next_tiles,
-                      uint32_t tile_count, const coded_operand& keys, const float* queries,
-                      uint32_t stride, float* scores) {
-        score_records<kind, heads, true>(tiles, next_tiles, tile_count, keys,
-                                         reinterpret_cast<const std::byte*>(queries),
-                                         stride * static_cast<uint32_t>(sizeof(float)), scores);
-    }
-    template <code_kind kind, uint32_t heads>
-    static void add_values(const value_rows& rows, const value_rows& next_rows,
-                           const coded_operand& values, const value_groups& groups,
-                           const float* weights, uint32_t first, uint32_t end, float* out) {
-        add_value_rows<kind, heads>(rows, next_rows, values, groups, weights, first, end, out);
-    }
-};
-
 /// `heads` queries with the steps of the channels folded in.
 template <uint32_t heads>
 struct folded_queries {
-    static constexpr uint32_t stride = widest_row + 16;  // floats
-    alignas(64) float channels[heads][stride];
+    alignas(64) float channels[heads][widest_row + 16];
     float bias[heads];
 
     /// queries are [heads][dim], numbers of the channels step[dim] and least[dim].
-    void fold(const float* queries, uint32_t dim, const std::byte* numbers, float middle_code) {
+    void fold(const float* queries, const coded_operand& keys, const std::byte* numbers,
+              float middle_code) {
+        const uint32_t dim = keys.dim;
         for (uint32_t h = 0; h < heads; ++h) bias[h] = 0.0f;
         const uint32_t wide = dim / 16 * 16;
         fold(hn::CappedTag<float, 16>(), 0, wide, queries, dim, numbers, middle_code);
@@ -105,6 +73,29 @@ struct folded_queries {
     }
 };
 
+/// How codes of tiles are multiplied: as floats.
+struct float_products {
+    using groups = value_groups;
+    static constexpr bool takes_factors = false;  ///< of channels, and middle codes for 0
+    template <uint32_t heads>
+    using queries = folded_queries<heads>;
+
+    template <code_kind kind, uint32_t heads>
+    static void score(const std::byte* const* tiles, const std::byte* const* next_tiles,
+                      uint32_t tile_count, const coded_operand& keys,
+                      const folded_queries<heads>& folded, float* scores) {
+        score_records<kind, heads, true>(tiles, next_tiles, tile_count, keys,
+                                         reinterpret_cast<const std::byte*>(folded.channels[0]),
+                                         sizeof folded.channels[0], scores);
+    }
+    template <code_kind kind, uint32_t heads>
+    static void add_values(const value_rows& rows, const value_rows& next_rows,
+                           const coded_operand& values, const value_groups& groups,
+                           const float* weights, uint32_t first, uint32_t end, float* out) {
+        add_value_rows<kind, heads>(rows, next_rows, values, groups, weights, first, end, out);
+    }
+};
+
 /// scores[h][slot - first of the run] = query h . key, for the tile_count groups of 16 slots from
 /// `place` of the tile on.
 template <class products, code_kind kind, uint32_t heads>
@@ -119,16 +110,16 @@ HWY_NOINLINE void score_tile(const sealed_tile& from, uint32_t place, const std:
         reading.channel_tokens != 0 ? reading.channel_tokens : from.operand.tile_tokens;
     const coded_operand keys = coded_operand::of_tile(from.operand);
     const std::byte* factors = from.metadata() + dim * 4;
-    folded_queries<heads> folded;
+    typename products::template queries<heads> folded;
     for (uint32_t group = 0; group < tile_count;) {
         const uint32_t slot = place + group * slot_group;
         const uint32_t left = (together - slot % together) / slot_group;
         const uint32_t count = HWY_MIN(left, tile_count - group);
-        folded.fold(queries, dim, from.metadata() + uint64_t{slot / together} * dim * 4,
+        folded.fold(queries, keys, from.metadata() + uint64_t{slot / together} * dim * 4,
                     middle_code(kind));
         float* out = scores + group * slot_group;
         products::template score<kind, heads>(tiles + group, next_tiles + group, count, keys,
-                                              folded.channels[0], folded.stride, out);
+                                              folded, out);
         for (uint32_t s = 0; s < count * slot_group; s += lanes) {
             const auto factor =
                 reading.token_factors ? load_halves(d, factors + (slot + s) * 2) : hn::Set(d, 1.0f);
