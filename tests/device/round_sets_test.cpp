@@ -37,7 +37,7 @@ TEST_CASE("sets common to layers, whose lanes are of three kinds") {
     }
     round_pools pools;
     pools.give_statistics();
-    drive(pools, policy, 8);
+    drive(pools, policy, 6);
     check(pools, 5);
 }
 
@@ -58,7 +58,7 @@ TEST_CASE("what stays whatever its score: ranges of values, and the best of each
         policy.segment_quota = 40;
     }
     round_pools pools;
-    drive(pools, policy, 6);
+    drive(pools, policy, 5);
     check(pools, 4);
 }
 
