@@ -8,6 +8,7 @@
 #include "kernels/compact.hpp"
 #include "kernels/normalise.hpp"
 #include "kernels/places.hpp"
+#include "kernels/pool.hpp"
 #include "kernels/score.hpp"
 #include "kernels/select.hpp"
 
@@ -21,15 +22,14 @@ using namespace kernels;
 constexpr uint64_t comfortable_workspace = uint64_t{64} << 20;
 constexpr uint64_t least_staging = uint64_t{64} << 10;
 constexpr uint64_t most_staging = uint64_t{8} << 20;
-constexpr uint64_t batch_alignment = 16;  ///< of an array in a batch
-constexpr uint64_t row_alignment = 64;    ///< slots
-constexpr uint32_t most_arrays = 10;      ///< of a share, beside those of its lanes
+constexpr uint64_t row_alignment = 64;  ///< slots
+constexpr uint32_t most_arrays = 11;    ///< of a share, beside those of its lanes
 
 /// What a lane adds to a batch, at most.
 constexpr uint64_t lane_bytes(uint64_t blocks, uint64_t pinned, uint64_t phases, uint64_t heads) {
-    const uint64_t lists = sizeof(guard_lane) + sizeof(place_lane) + sizeof(compact_lane) +
-                           sizeof(score_join) +
-                           heads * (sizeof(normalise_head) + sizeof(select_set) + sizeof(uint64_t));
+    const uint64_t lists =
+        sizeof(guard_lane) + sizeof(place_lane) + sizeof(compact_lane) + sizeof(score_join) +
+        heads * (sizeof(normalise_head) + sizeof(select_set) + sizeof(uint64_t) + sizeof(pool_row));
     return lists + 2 * blocks * sizeof(uint32_t) + pinned * sizeof(position_range) +
            phases * sizeof(double) + (most_arrays + 4) * batch_alignment;
 }
@@ -37,7 +37,9 @@ static_assert(sizeof(score_lane) <= sizeof(place_lane));
 
 bool same_rows(const kvrt_round_lane& a, const kvrt_round_lane& b) {
     return a.kind == b.kind && a.scores.scorer == b.scores.scorer &&
-           a.scores.variants == b.scores.variants && (a.set == 0) == (b.set == 0);
+           a.scores.variants == b.scores.variants && (a.set == 0) == (b.set == 0) &&
+           a.scores.pool_width == b.scores.pool_width &&
+           a.scores.pool_maximum == b.scores.pool_maximum;
 }
 
 /// Lanes that share survivors with the first of `left`: itself, and some behind it.
@@ -72,6 +74,7 @@ round_runner::round_runner()
     : candidates_{"kvrt_find_candidates"},
       places_{"kvrt_score_places"},
       normalise_{"kvrt_normalise_and_reduce"},
+      pool_{"kvrt_pool_rows"},
       join_{"kvrt_join_rows"},
       select_{"kvrt_select_survivors"},
       compact_{"kvrt_compact_lanes"},
@@ -111,7 +114,7 @@ status round_runner::create(device_context& device, kernel_functions& functions,
     const current_context here(device);
     KVRT_TRY(here.state());
     for (kernel_function* each :
-         {&candidates_, &places_, &normalise_, &join_, &select_, &compact_}) {
+         {&candidates_, &places_, &normalise_, &pool_, &join_, &select_, &compact_}) {
         KVRT_TRY(functions.find(*each));
     }
     for (key_functions& each : readers_) {
@@ -201,13 +204,6 @@ round_runner::share round_runner::next_share(const kvrt_round& round, uint32_t f
     return made;
 }
 
-template <class type>
-type* round_runner::append(uint64_t count, uint64_t& at) {
-    at = round_up(used_, batch_alignment);
-    used_ = at + count * sizeof(type);
-    return reinterpret_cast<type*>(ring_.data() + at);
-}
-
 /// Tables and pinned ranges lie behind each other; places in them count from the batch's begin.
 round_runner::places round_runner::pack(share& mine) {
     places at;
@@ -289,12 +285,16 @@ round_runner::places round_runner::pack(share& mine) {
         moves[i] = {source / sizeof(uint32_t),
                     target / sizeof(uint32_t),
                     survivors,
-                    no_sums,
+                    from.sums.present,
                     from.keep,
                     from.slots,
                     from.explicit_slots,
-                    static_cast<uint32_t>(rules.next_position)};
+                    static_cast<uint32_t>(rules.next_position),
+                    from.sums.before,
+                    from.sums.slots,
+                    from.sums.slots_before};
     }
+    if (mine.lanes->scores.pool_width != 0) pack_observed(mine, at);
     return at;
 }
 
@@ -304,6 +304,7 @@ status round_runner::launch_scores(stream_handle stream, const kvrt_round& round
     const kvrt_round_scores& scored = first.scores;
     const std::byte* const arena = static_cast<const std::byte*>(first.lane->arena);
     const uint32_t blocks = score_blocks(mine.count, mine.kv_heads, mine.most_slots);
+    if (scored.pool_width != 0) return launch_observed(stream, round, mine, at);
     if (scored.scorer == KV_SCORER_STREAMING || scored.scorer == KV_SCORER_RANDOM) {
         place_parameters call;
         call.positions = positions_of(first.lane->positions);
@@ -370,7 +371,8 @@ status round_runner::launch_scores(stream_handle stream, const kvrt_round& round
 }
 
 /// Survivors, and their way to the front.
-status round_runner::launch_rest(stream_handle stream, const share& mine, const places& at) {
+status round_runner::launch_rest(stream_handle stream, const kvrt_round& round, const share& mine,
+                                 const places& at) {
     if (mine.shares_sets) {
         join_parameters join;
         join.scores = scores();
@@ -400,6 +402,8 @@ status round_runner::launch_rest(stream_handle stream, const share& mine, const 
     compact.tables = on_device<uint32_t>(0);
     compact.survivors = survivors;
     compact.survivor_stride = mine.shares_sets ? 0 : mine.stride;
+    compact.sums = round.sums;
+    compact.sums_stride = round.sums_stride;
     compact.count = mine.count;
     return functions_->launch(compact_, compact_blocks(mine.count, mine.kv_heads), compact_threads,
                               compact_shared_bytes, stream, &compact);
@@ -407,6 +411,7 @@ status round_runner::launch_rest(stream_handle stream, const share& mine, const 
 
 status round_runner::run_share(stream_handle stream, const kvrt_round& round, share& mine) {
     KVRT_TRY(describe_lane(*mine.lanes->lane, "kv_compress", mine.place));
+    mine.sums_stride = round.sums_stride;
     const uint64_t begin = round_up(used_, batch_alignment);
     const places at = pack(mine);
     KVRT_TRY(ring_.copy(ring_.on_device(begin), begin, used_ - begin));
@@ -421,7 +426,7 @@ status round_runner::run_share(stream_handle stream, const kvrt_round& round, sh
     KVRT_TRY(functions_->launch(candidates_, guard_blocks(mine.count, mine.kv_heads), guard_threads,
                                 guard_shared_bytes, stream, &guards));
     KVRT_TRY(launch_scores(stream, round, mine, at));
-    return launch_rest(stream, mine, at);
+    return launch_rest(stream, round, mine, at);
 }
 
 status round_runner::read(stream_handle stream, const kvrt_words* pieces, uint64_t count,

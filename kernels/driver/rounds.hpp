@@ -3,6 +3,7 @@
 // through a ring of its own, in one batch for the call.
 #pragma once
 
+#include "base/checked.hpp"
 #include "device/plugin.h"
 #include "driver/buffer.hpp"
 #include "driver/functions.hpp"
@@ -10,6 +11,8 @@
 #include "kernels/candidates.hpp"
 
 namespace kvrt::cuda {
+
+inline constexpr uint64_t batch_alignment = 16;  ///< of an array in a batch
 
 class round_runner {
   public:
@@ -51,6 +54,7 @@ class round_runner {
         uint32_t sets = 0;  ///< of survivors
         bool shares_sets = false;
         uint64_t stride = 0;
+        uint64_t sums_stride = 0;  ///< of what was observed
         kernels::block_place place;
 
         uint32_t heads() const { return count * kv_heads; }
@@ -58,7 +62,7 @@ class round_runner {
     };
     /// Places in the batch, in bytes.
     struct places {
-        uint64_t guards, scores, heads, sets, joins, moves;
+        uint64_t guards, scores, heads, sets, joins, moves, observed;
     };
 
     key_functions* reader_of(const kernels::operand_place& keys);
@@ -69,12 +73,21 @@ class round_runner {
     places pack(share& mine);
     status launch_scores(stream_handle stream, const kvrt_round& round, share& mine,
                          const places& at);
-    status launch_rest(stream_handle stream, const share& mine, const places& at);
+    /// Scores from sums of observed attention (round_observed.cpp).
+    void pack_observed(const share& mine, places& at);
+    status launch_observed(stream_handle stream, const kvrt_round& round, const share& mine,
+                           const places& at);
+    status launch_rest(stream_handle stream, const kvrt_round& round, const share& mine,
+                       const places& at);
     float* scores() const;
     kernels::guarded_slots* guarded(const share& mine) const;
 
     template <class type>
-    type* append(uint64_t count, uint64_t& at);
+    type* append(uint64_t count, uint64_t& at) {
+        at = round_up(used_, batch_alignment);
+        used_ = at + count * sizeof(type);
+        return reinterpret_cast<type*>(ring_.data() + at);
+    }
     template <class type>
     const type* on_device(uint64_t at) const {
         return reinterpret_cast<const type*>(ring_.on_device(at));
@@ -90,7 +103,7 @@ class round_runner {
     uint64_t used_ = 0;               ///< of the open batch
     const double* phases_ = nullptr;  ///< the last that went into it, and where
     uint64_t phases_at_ = 0;
-    kernel_function candidates_, places_, normalise_, join_, select_, compact_;
+    kernel_function candidates_, places_, normalise_, pool_, join_, select_, compact_;
     key_functions readers_[8];
 };
 

@@ -212,9 +212,11 @@ status check_policy_on_device(const step_context& context, const kv_policy& poli
         return fail(kernels, "policy: {}", reason);
     }
     const bool known = draws_by_place(policy.scorer) || policy.scorer == KV_SCORER_KEY_NORM ||
-                       policy.scorer == KV_SCORER_TRIATTENTION;
+                       policy.scorer == KV_SCORER_TRIATTENTION ||
+                       goes_by_observation(policy.scorer);
     if (!known) return refuse(find_scorer(policy.scorer)->name);
     if ((policy.flags & KV_POLICY_STATISTICS_ONLINE) != 0) return refuse("STATISTICS_ONLINE");
+    if ((policy.flags & KV_POLICY_SAMPLE) != 0) return refuse("SAMPLE");
     if (policy.allocator == KV_ALLOCATE_ADAPTIVE) return refuse("allocator ADAPTIVE");
     if (policy.allocator == KV_ALLOCATE_THRESHOLD) return refuse("allocator THRESHOLD");
     const uint32_t selection = resolved_selection(policy);

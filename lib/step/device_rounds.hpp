@@ -17,6 +17,12 @@ inline bool draws_by_place(uint32_t scorer) {
     return scorer == KV_SCORER_STREAMING || scorer == KV_SCORER_RANDOM;
 }
 
+/// Scores that are sums of observed attention.
+inline bool goes_by_observation(uint32_t scorer) {
+    return scorer == KV_SCORER_H2O || scorer == KV_SCORER_SCISSORHANDS ||
+           scorer == KV_SCORER_TOVA || scorer == KV_SCORER_SNAPKV;
+}
+
 struct device_rounds {
     /// Real parts, imaginary parts and magnitudes of query means.
     static constexpr uint32_t mean_arrays = 3;

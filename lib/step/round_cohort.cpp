@@ -115,6 +115,8 @@ bool round_cohort::plan(sequence& owner, const kv_policy& policy, bool& copies) 
     if (any) verdict = check_layer_sets(plan);
     if (verdict == KV_OK && !any) {
         find_nothing(plan, round.report);
+    } else if (verdict == KV_OK && !has_observations(plan)) {
+        round.report.outcome = KV_COMPRESS_NO_OBSERVATIONS;
     } else if (verdict == KV_OK && !has_means(plan)) {
         round.report.outcome = KV_COMPRESS_NO_STATISTICS;
     } else if (verdict == KV_OK) {
@@ -239,6 +241,7 @@ void round_cohort::plan_lane(const round_plan& plan, uint32_t lane, const double
     made.explicit_slots = state.explicit_slots;
     made.keep = plan.keep(lane);
     made.kind = rounds_.kind_of[lane];
+    made.sums = sums_of(plan.context.observations, plan.owner, lane);
     if (plan.selection == KV_SELECT_PER_LAYER) {
         made.set = uint64_t{count_} * store.model.layers.size() + geometry.layer + 1;
     }
@@ -251,6 +254,11 @@ void round_cohort::plan_lane(const round_plan& plan, uint32_t lane, const double
         scores.first_head = key.head;
         scores.seed = key.seed;
         scores.round = key.round;
+    }
+    if (goes_by_observation(plan.policy.scorer)) {
+        const score_pooling pooling = pooling_of(plan.policy);
+        scores.pool_width = pooling.width;
+        scores.pool_maximum = pooling.maximum ? 1 : 0;
     }
     if (plan.policy.scorer != KV_SCORER_TRIATTENTION) return;
     const triattention_shape shape = shape_of(store, geometry.layer, plan.policy);
@@ -298,6 +306,9 @@ status round_cohort::enqueue(kvrt_round& call) {
         call.means[i] = static_cast<const float*>(
             context_.tables.at(rounds_.means_word + i * statistics.length));
     }
+    const observation_store& observations = context_.retention->observations;
+    call.sums = observations.base;
+    call.sums_stride = observations.slot_stride;
     KVRT_TRY(store.device.upload_table(number_));
     return store.device.run_round(number_, call);
 }

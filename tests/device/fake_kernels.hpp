@@ -6,6 +6,8 @@
 #include "kernels/attend_rows.hpp"
 #include "kernels/compact.hpp"
 #include "kernels/copy.hpp"
+#include "kernels/observe.hpp"
+#include "kernels/pool.hpp"
 #include "kernels/score.hpp"
 #include "kernels/seal.hpp"
 #include "kernels/select.hpp"
@@ -26,6 +28,8 @@ struct kernel_faults {
     std::function<void(kernels::triattention_parameters&)> score;
     std::function<void(kernels::select_parameters&)> select;
     std::function<void(kernels::compact_parameters&)> compact;
+    std::function<void(kernels::observe_parameters&)> observe;
+    std::function<void(kernels::pool_parameters&)> pool;
 };
 
 /// All kernels that the plugin asks for. Those that these tests do not use report a violation
