@@ -31,7 +31,8 @@ struct attend_sequence {
     uint32_t first_partial;  ///< a piece has one for each row
     uint32_t pieces;         ///< 0: rows that are written at once (attend_rows.hpp)
     uint32_t sealed_slots;   ///< of the first blocks; which pieces are of which has been decided
-    uint32_t unused[2];
+    uint32_t kept;           ///< where kept weights begin, in entries of all query heads
+    uint32_t kept_rows;      ///< of so many rows, the last ones
 };
 
 /// Slots [first_slot, end_slot) of a sequence; first_slot is a multiple of 16, and end_slot is, or
@@ -61,6 +62,14 @@ struct attend_partials {
     float* values = nullptr;  ///< [..][value dim]: weighted so, not divided by the sum
 };
 
+/// Weights of a sequence's kept rows, for observe.hpp, by [group of 16 slots][row][query head], as
+/// far as the last row sees. Behind the last group there are [row][query head] logarithms of the
+/// sums of all weights, in the place of the largest logits.
+struct kept_weights {
+    uint16_t* weights = nullptr;  ///< [entries][16]: f16, relative to the largest; null: none
+    float* largest = nullptr;     ///< [entries]: largest logit so far, in units of log(2)
+};
+
 struct attend_parameters {
     const std::byte* arena = nullptr;
     block_place place;
@@ -75,6 +84,7 @@ struct attend_parameters {
     number query_type = number::f16;
     number out_type = number::f16;
     attend_partials partials;
+    kept_weights kept;
     float* log_sum_exp = nullptr;  ///< [rows][row_heads], or null
     uint32_t query_heads = 0;
     uint32_t row_heads = 0;  ///< query_heads, or more where the layer is one of several lanes

@@ -70,7 +70,9 @@ KVRT_DEVICE void join_pieces(const attend_parameters& call) {
         if (channel < dim) store_out<Cx>(call, tensor_row, head, channel, values[i]);
     }
     if (rotated) store_rotated<Cx>(call, tensor_row, head, values);
-    if (Cx::lane() == 0) store_log_sum<Cx>(call, tensor_row, head, finished.log_sum);
+    if (Cx::lane() != 0) return;
+    store_log_sum<Cx>(call, tensor_row, head, finished.log_sum);
+    keep_log_sum<Cx>(call, index, row, head, finished.log_sum);
 }
 
 }  // namespace kvrt::kernels

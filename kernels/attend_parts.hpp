@@ -161,4 +161,17 @@ KVRT_DEVICE void store_log_sum(const attend_parameters& call, uint32_t row, uint
     Cx::store(call.log_sum_exp + uint64_t{row} * call.row_heads + head, log_sum);
 }
 
+/// The same beside kept weights, of a row of a listed sequence.
+template <class Cx>
+KVRT_DEVICE void keep_log_sum(const attend_parameters& call, uint32_t index, uint32_t row,
+                              uint32_t head, float log_sum) {
+    if (call.kept.weights == nullptr) return;
+    const attend_sequence sequence = load_sequence<Cx>(call.sequences + index);
+    const uint32_t first_kept = sequence.rows - sequence.kept_rows;
+    if (row < first_kept) return;
+    const uint64_t groups = (sequence.slots + slots_of_group - 1) / slots_of_group;
+    const uint64_t at = sequence.kept + groups * sequence.kept_rows + (row - first_kept);
+    Cx::store(call.kept.largest + at * call.query_heads + head, log_sum);
+}
+
 }  // namespace kvrt::kernels

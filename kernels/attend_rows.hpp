@@ -291,7 +291,9 @@ struct tile_of_rows {
                     }
                     store_rotated<Cx>(call, to, head, values);
                 }
-                if (Cx::lane() == 0) store_log_sum<Cx>(call, to, head, finished.log_sum);
+                if (Cx::lane() != 0) continue;
+                store_log_sum<Cx>(call, to, head, finished.log_sum);
+                keep_log_sum<Cx>(call, piece.sequence, row, head, finished.log_sum);
                 continue;
             }
             store_partial<Cx>(call, uint64_t{piece.partial} + row, head, joined);

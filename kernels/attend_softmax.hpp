@@ -159,6 +159,26 @@ KVRT_DEVICE void weigh_group(const operand_place& values, uint32_t kv_head,
     }
 }
 
+/// Leaves a group's weights, relative to the largest logit so far, for those who add them up.
+template <class Cx, class tiles>
+KVRT_DEVICE void keep_group(const kept_weights& kept, const warp_vectors& vectors, uint32_t group,
+                            const float (&scores)[2][4], const running_softmax<tiles>& state) {
+    KVRT_UNROLL
+    for (uint32_t half = 0; half < 2; ++half) {
+        if (vectors.kept[half] == not_kept) continue;
+        const uint64_t entry = uint64_t{group} * vectors.kept_step + vectors.kept[half];
+        if (Cx::lane() % 4 == 0) Cx::store(kept.largest + entry, state.largest[half]);
+        KVRT_UNROLL
+        for (uint32_t tile = 0; tile < 2; ++tile) {
+            const float* const pair = scores[tile] + half * 2;
+            const uint32_t low = Cx::f32_to_f16(weight_of<Cx>(pair[0], state.largest[half]));
+            const uint32_t high = Cx::f32_to_f16(weight_of<Cx>(pair[1], state.largest[half]));
+            Cx::store(kept.weights + entry * slots_of_group + tile * 8 + Cx::lane() % 4 * 2,
+                      low | high << 16);
+        }
+    }
+}
+
 /// Values among which are some that are no numbers, where not all rows look: 0 times those would be
 /// none, so row after row is multiplied by what it sees.
 template <class Cx, class tiles>
@@ -203,6 +223,9 @@ KVRT_DEVICE void take_group(const attend_parameters& call, const attend_sequence
     const std::byte* const values = keys + tiles::key_bytes(call.place.keys);
     uint32_t weights[4];
     weigh_group<Cx, tiles>(call.place.values, kv_head, values, visible, scores, state, weights);
+    if (vectors.kept_step != 0) {
+        keep_group<Cx, tiles>(call.kept, vectors, first_slot / slots_of_group, scores, state);
+    }
     if (any != all && Cx::ballot(tiles::spoils(call.place.values, values, any)) != 0) {
         return add_values_apart<Cx, tiles>(call, sequence, first_slot, values, vectors, weights,
                                            state);

@@ -28,8 +28,9 @@ KVRT_DEVICE attend_sequence load_sequence(const attend_sequence* listed) {
     const std::byte* const from = reinterpret_cast<const std::byte*>(listed);
     const word4 low = Cx::template load_constant<word4>(from);
     const word4 high = Cx::template load_constant<word4>(from + 16);
-    return {low.x,  low.y, low.z, low.w, high.x, high.y, static_cast<int32_t>(high.z),
-            high.w, 0,     0,     {}};
+    const word4 last = Cx::template load_constant<word4>(from + 32);
+    return {low.x,  low.y, low.z,  low.w,  high.x, high.y, static_cast<int32_t>(high.z),
+            high.w, 0,     last.y, last.z, last.w};
 }
 
 /// Where a row looks: at slots below `limit` that are sinks, or not below `from`.
@@ -193,7 +194,11 @@ struct warp_vectors {
     // Of all: their rows, and the slots between which all of these look.
     uint32_t first_row, last_row;
     uint32_t all_from, all_limit;
+    // Entries of kept weights: those of a group, 0 where nothing is kept, and the lane's two of the
+    // first group, or not_kept.
+    uint32_t kept_step, kept[2];
 };
+inline constexpr uint32_t not_kept = 0xffffffffu;
 
 KVRT_BOTH bool only_scaled(const attend_parameters& call) {
     return call.softcap == 0.0f && call.alibi_slopes == nullptr;
@@ -211,6 +216,7 @@ KVRT_DEVICE warp_vectors vectors_of_warp(const attend_parameters& call,
     made.last_row = vectors.row_of(first + (left < 16 ? left : 16) - 1);
     made.all_from = view_of_row(call, sequence, made.last_row).from;
     made.all_limit = view_of_row(call, sequence, made.first_row).limit;
+    made.kept_step = call.kept.weights == nullptr ? 0 : sequence.kept_rows * call.query_heads;
     KVRT_UNROLL
     for (uint32_t half = 0; half < 2; ++half) {
         const uint32_t v = first + Cx::lane() / 4 + half * 8;
@@ -222,6 +228,11 @@ KVRT_DEVICE warp_vectors vectors_of_warp(const attend_parameters& call,
                 ? Cx::template load_constant<float>(call.alibi_slopes + vectors.head_of(v))
                 : 0.0f;
         made.row[half] = there ? vectors.row_of(v) : made.last_row;
+        const uint32_t first_kept = sequence.rows - sequence.kept_rows;
+        const bool keeps = there && made.row[half] >= first_kept;
+        made.kept[half] = keeps ? (sequence.kept + made.row[half] - first_kept) * call.query_heads +
+                                      vectors.head_of(v)
+                                : not_kept;
     }
     return made;
 }

@@ -20,18 +20,22 @@ inline constexpr uint32_t tile_bytes = compact_threads * staged_words * 4;
 inline constexpr uint32_t most_tile_slots = 64;
 inline constexpr uint32_t compact_shared_bytes = 3 * 2 * most_tile_slots * 8;
 
-/// One lane of one sequence. Tables and survivors are places in the arrays of the launch.
+inline constexpr uint64_t no_sums = ~uint64_t{0};
+
+/// One lane of one sequence. Tables, survivors and sums are places in the arrays of the launch.
 struct compact_lane {
     uint64_t source_table;
     uint64_t target_table;  ///< may be the same table, or share its first blocks
     uint64_t survivors;     ///< of head 0; those of the next are survivor_stride further
-    uint64_t sums;          ///< of head 0, likewise; no_sums: none
+    uint64_t sums;          ///< of head 0, likewise, sums_stride apart; no_sums: none
     uint32_t count;         ///< of survivors
     uint32_t slots;         ///< before
     uint32_t explicit_slots;
     uint32_t next_position;
+    uint64_t before = no_sums;  ///< a second array of sums
+    /// So many slots have a sum in each; survivors behind them get 0.
+    uint32_t sums_slots = 0, before_slots = 0;
 };
-inline constexpr uint64_t no_sums = ~uint64_t{0};
 inline constexpr uint32_t no_block = 0xffffffffu;
 
 /// Launch with compact_blocks(...) blocks of compact_threads threads and compact_shared_bytes.
@@ -217,14 +221,15 @@ template <class Cx>
 KVRT_DEVICE void move_notes(const head_move<Cx>& move, const compact_lane& lane) {
     const compact_parameters& call = move.call;
     const uint32_t tokens = call.place.block_tokens;
-    float* const sums =
-        lane.sums == no_sums ? nullptr : call.sums + lane.sums + move.head * call.sums_stride;
+    const uint64_t of_head = move.head * call.sums_stride;
+    float* const sums = lane.sums == no_sums ? nullptr : call.sums + lane.sums + of_head;
+    float* const before = lane.before == no_sums ? nullptr : call.sums + lane.before + of_head;
     const bool positions = call.positions.base != nullptr;
     for (uint32_t first = 0; first < move.count; first += compact_threads) {
         const uint32_t slot = first + Cx::thread();
         uint32_t position = 0;
         uint32_t kept_in = no_block;  // the block whose entry is right already
-        float sum = 0.0f;
+        float sum = 0.0f, sum_before = 0.0f;
         if (slot < move.count) {
             const uint32_t from = Cx::template load_constant<uint32_t>(move.survivors + slot);
             if (positions) {
@@ -237,7 +242,8 @@ KVRT_DEVICE void move_notes(const head_move<Cx>& move, const compact_lane& lane)
                                                            from % tokens);
                 }
             }
-            if (sums != nullptr) sum = Cx::template load<float>(sums + from);
+            if (from < lane.sums_slots) sum = Cx::template load<float>(sums + from);
+            if (from < lane.before_slots) sum_before = Cx::template load<float>(before + from);
         }
         Cx::barrier();
         if (slot >= move.count) continue;
@@ -247,6 +253,7 @@ KVRT_DEVICE void move_notes(const head_move<Cx>& move, const compact_lane& lane)
                 Cx::store(call.positions.of(id, move.head) + slot % tokens, position);
         }
         if (sums != nullptr) Cx::store(sums + slot, sum);
+        if (before != nullptr) Cx::store(before + slot, sum_before);
     }
 }
 
@@ -267,6 +274,9 @@ KVRT_DEVICE void compact_lanes(const compact_parameters& call) {
     lane.slots = Cx::template load_constant<uint32_t>(&listed.slots);
     lane.explicit_slots = Cx::template load_constant<uint32_t>(&listed.explicit_slots);
     lane.next_position = Cx::template load_constant<uint32_t>(&listed.next_position);
+    lane.before = Cx::template load_constant<uint64_t>(&listed.before);
+    lane.sums_slots = Cx::template load_constant<uint32_t>(&listed.sums_slots);
+    lane.before_slots = Cx::template load_constant<uint32_t>(&listed.before_slots);
 
     const operand_place& operand = part == 1 ? call.place.values : call.place.keys;
     const head_move<Cx> move{call,

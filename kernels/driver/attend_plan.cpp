@@ -18,6 +18,8 @@ static_assert(offsetof(kvrt_attend_sequence, slots) == offsetof(attend_sequence,
 static_assert(offsetof(kvrt_attend_sequence, window_first) ==
               offsetof(attend_sequence, window_first));
 static_assert(offsetof(kvrt_attend_sequence, pieces) == offsetof(attend_sequence, pieces));
+static_assert(offsetof(kvrt_attend_sequence, kept) == offsetof(attend_sequence, kept));
+static_assert(offsetof(kvrt_attend_sequence, kept_rows) == offsetof(attend_sequence, kept_rows));
 static_assert(sizeof(kvrt_attend_piece) == sizeof(attend_piece));
 static_assert(offsetof(kvrt_attend_piece, partial) == offsetof(attend_piece, partial));
 static_assert(sizeof(kvrt_rows_piece) == sizeof(rows_piece));
@@ -35,6 +37,13 @@ uint32_t listed_rows(const kvrt_attend_view& view) {
     return view.seals == 0 ? ~uint32_t{0} : std::max(1u, enough_vectors / view.group);
 }
 
+/// Entries of a kept row of a sequence of so many slots.
+uint32_t entries_of_row(uint32_t slots) { return ceil_divide(slots, slots_of_group) + 1; }
+/// Rows of which weights are kept are listed as several sequences where they are more than that.
+uint32_t most_kept_rows(uint32_t most_kept, uint32_t slots) {
+    return std::max(1u, most_kept / entries_of_row(slots));
+}
+
 /// The step's lists as they are made.
 struct plan_maker {
     kvrt_attend_plan& plan;
@@ -50,21 +59,29 @@ struct plan_maker {
         }
         partial = 0;
     }
-    /// The wave that a sequence with so many partial results belongs to.
-    kvrt_attend_wave& wave_of(uint64_t partials) {
-        if (plan.wave_count == 0 || partial + partials > plan.most_partials) begin_wave();
+    /// The wave that a sequence with so many partial results and kept entries belongs to.
+    kvrt_attend_wave& wave_of(uint64_t partials, uint32_t kept) {
+        const auto fits = [&] {
+            const kvrt_attend_wave& last = plan.waves[plan.wave_count - 1];
+            return partial + partials <= plan.most_partials &&
+                   (kept == 0 || kept <= plan.most_kept - last.kept);
+        };
+        if (plan.wave_count == 0 || !fits()) begin_wave();
         return plan.waves[plan.wave_count - 1];
     }
 
     /// An entry of the list of sequences, with `pieces` partial results for each row.
     kvrt_attend_wave& add_sequence(const kvrt_attend_sequence& what, uint32_t pieces) {
         const uint64_t partials = uint64_t{pieces} * what.rows;
-        kvrt_attend_wave& wave = wave_of(partials);
+        const uint32_t kept = what.kept_rows == 0 ? 0 : what.kept_rows * entries_of_row(what.slots);
+        kvrt_attend_wave& wave = wave_of(partials, kept);
         ++wave.sequences;
         kvrt_attend_sequence& listed = plan.sequences[plan.sequence_count++];
         listed = what;
         listed.first_partial = static_cast<uint32_t>(partial);
         listed.pieces = pieces;
+        listed.kept = wave.kept;
+        wave.kept += kept;
         if (pieces != 0) wave.joined_rows = std::max(wave.joined_rows, what.rows);
         partial += partials;
         return wave;
@@ -122,12 +139,17 @@ struct plan_maker {
 
     void add(const kvrt_attend_sequence& item) {
         const uint32_t most = listed_rows(plan.view);
+        const uint32_t most_kept = most_kept_rows(plan.most_kept, item.slots);
+        const uint32_t first_kept = item.rows - item.kept_rows;
         for (uint32_t row = 0; row < item.rows;) {
-            const uint32_t rows = std::min(most, item.rows - row);
+            const uint32_t before = first_kept > row ? first_kept - row : 0;
+            const uint32_t room = item.kept_rows == 0 ? item.rows : before + most_kept;
+            const uint32_t rows = std::min({most, item.rows - row, room});
             const uint32_t behind = item.rows - row - rows;
             kvrt_attend_sequence part = item;
             part.first_row += row;
             part.rows = rows;
+            part.kept_rows = rows - std::min(rows, before);
             part.slots -= behind;
             part.next_position -= behind;
             part.window_first += static_cast<int32_t>(row);
@@ -148,6 +170,14 @@ void bound_attention(kvrt_attend_bounds& bounds) {
     const uint32_t split = view.seals != 0 ? 1 : 0;  // the piece that lies in blocks of both kinds
     const uint32_t item_rows = std::min(bounds.item_rows, bounds.rows);
     bounds.sequences = bounds.items + (split == 0 ? 0 : bounds.rows / listed_rows(view));
+    uint32_t few = bounds.sequences;
+    if (bounds.most_kept != 0) {
+        const uint32_t kept =
+            std::min(listed_rows(view), most_kept_rows(bounds.most_kept, bounds.slots));
+        const bool are_few = uint64_t{kept} * view.group <= query_rows;
+        bounds.sequences += bounds.items + bounds.rows / kept;
+        few += bounds.items + (are_few ? bounds.rows / kept : 0);
+    }
     bounds.pieces = bounds.row_pieces = bounds.joined_rows = 0;
     bounds.partials = 0;
     bounds.piece_slots = attend_piece_slots(1);
@@ -157,7 +187,7 @@ void bound_attention(kvrt_attend_bounds& bounds) {
     };
     if (view.group <= query_rows) {
         const uint32_t each = most_few_pieces(bounds.slots);
-        bounds.pieces = each * bounds.sequences;
+        bounds.pieces = each * few;
         leave(each + split, std::min(item_rows, query_rows / view.group));
     }
     const uint64_t most_vectors = uint64_t{std::min(item_rows, listed_rows(view))} * view.group;

@@ -112,6 +112,7 @@ kernel_functions::kernel_functions()
       seal_{"kvrt_seal_blocks"},
       share_{"kvrt_share_plans"},
       join_{"kvrt_attend_join"},
+      observe_{"kvrt_observe_rows"},
       write_{kernel_function{"kvrt_write_f32"},
              kernel_function{"kvrt_write_f16"},
              kernel_function{"kvrt_write_bf16"},
@@ -158,6 +159,7 @@ status kernel_functions::load(device_context& device) {
     KVRT_TRY(find(seal_));
     KVRT_TRY(find(share_));
     KVRT_TRY(find(join_));
+    KVRT_TRY(find(observe_));
     for (kernel_function& each : write_) KVRT_TRY(find(each));
     for (attend_functions& each : attend_) {
         KVRT_TRY(find(each.few));

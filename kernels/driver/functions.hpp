@@ -49,6 +49,7 @@ class kernel_functions {
     }
     kernel_function& seal() { return seal_; }
     kernel_function& join() { return join_; }
+    kernel_function& observe() { return observe_; }
     /// Null where no kernel reads such blocks. `turns`: it is to turn keys by their slots.
     attend_functions* attend(const kernels::block_place& place, bool turns);
 
@@ -64,7 +65,7 @@ class kernel_functions {
     std::array<module_handle, most_images> modules_ = {};
     uint32_t module_count_ = 0;
     char reason_[160] = "the device is not open";
-    kernel_function spread_, seal_, share_, join_;
+    kernel_function spread_, seal_, share_, join_, observe_;
     std::array<kernel_function, 6> write_;
     std::array<attend_functions, 18> attend_;
 };

@@ -21,6 +21,7 @@ struct kvrt_device {
     device_context context;
     kernel_functions functions;
     device_buffer workspace;
+    device_buffer sums;
     counter_array counters;
     arena_memory arena;
     device_table table;
@@ -133,6 +134,12 @@ kv_status share_plans(kvrt_device* device, uint64_t step, const kvrt_share_plans
 kv_status create_workspace(kvrt_device* device, uint64_t bytes, void** out_address) {
     KVRT_TRY(device->workspace.allocate(device->context, bytes));
     *out_address = reinterpret_cast<void*>(device->workspace.address());
+    return KV_OK;
+}
+
+kv_status create_sums(kvrt_device* device, uint64_t floats, float** out_address) {
+    KVRT_TRY(device->sums.allocate(device->context, floats * sizeof(float)));
+    *out_address = reinterpret_cast<float*>(device->sums.address());
     return KV_OK;
 }
 
@@ -251,6 +258,7 @@ const kvrt_plugin plugin = {
     .plan_attention = [](kvrt_attend_plan* plan) { plan_attention(*plan); },
     .share_plans = share_plans,
     .create_workspace = create_workspace,
+    .create_sums = create_sums,
     .write_rows = write_rows,
     .attend_rows = attend_rows,
     .create_rounds = create_rounds,

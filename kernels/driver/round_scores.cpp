@@ -36,6 +36,9 @@ void describe_key_lane(const kvrt_round_lane& from, const lane_places& at, std::
     made_at<score_lane>(lane) = {at.table, at.row, at.moments, at.phases, from.slots, 0};
 }
 
+/// Scores that go by sums of observed attention, which are told by KV head.
+void describe_nothing(const kvrt_round_lane&, const lane_places&, std::byte*) {}
+
 }  // namespace
 
 const round_scorer round_scores::scorers[] = {
@@ -60,6 +63,13 @@ const round_scorer round_scores::scorers[] = {
     {KV_SCORER_EXPECTED_ATTENTION, lane_reads::keys_and_values, true, sizeof(score_lane),
      describe_key_lane, &round_scores::score_expected,
      [](uint32_t, uint64_t stride) { return stride; }},
+    {KV_SCORER_H2O, lane_reads::nothing, false, 0, describe_nothing, &round_scores::score_observed},
+    {KV_SCORER_SCISSORHANDS, lane_reads::nothing, false, 0, describe_nothing,
+     &round_scores::score_observed},
+    {KV_SCORER_TOVA, lane_reads::nothing, false, 0, describe_nothing,
+     &round_scores::score_observed},
+    {KV_SCORER_SNAPKV, lane_reads::nothing, false, 0, describe_nothing,
+     &round_scores::score_observed},
 };
 
 #define KVRT_READER(name, coded, type)        \
@@ -76,6 +86,7 @@ const round_scorer round_scores::scorers[] = {
 round_scores::round_scores()
     : places_{"kvrt_score_places"},
       normalise_{"kvrt_normalise_and_reduce"},
+      pool_{"kvrt_pool_rows"},
       sum_directions_{"kvrt_sum_directions"},
       score_directions_{"kvrt_score_directions"},
       deviations_{"kvrt_measure_deviations"},
@@ -116,8 +127,8 @@ const round_scorer* round_scores::find(uint32_t scorer) {
 status round_scores::create(kernel_functions& functions) {
     functions_ = &functions;
     for (kernel_function* each :
-         {&places_, &normalise_, &sum_directions_, &score_directions_, &deviations_, &ranks_,
-          &draw_sketches_, &score_sketches_, &expected_, &soften_, &share_}) {
+         {&places_, &normalise_, &pool_, &sum_directions_, &score_directions_, &deviations_,
+          &ranks_, &draw_sketches_, &score_sketches_, &expected_, &soften_, &share_}) {
         KVRT_TRY(functions.find(*each));
     }
     for (key_functions& each : readers_) {

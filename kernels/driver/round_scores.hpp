@@ -9,6 +9,7 @@
 #include "driver/triattention.hpp"
 #include "kernels/candidates.hpp"
 #include "kernels/normalise.hpp"
+#include "kernels/pool.hpp"
 #include "kernels/score.hpp"
 
 namespace kvrt::cuda {
@@ -25,6 +26,7 @@ struct round_share {
     uint64_t stride = 0;
     uint64_t first = 0;  ///< where its rows begin
     uint64_t guarded_at = 0, scratch_at = 0;
+    uint64_t sums_stride = 0;        ///< of what was observed
     uint64_t scratch = 0;            ///< of a KV head
     const float* moments = nullptr;  ///< of the device: the least of its lanes'
     kernels::block_place place;
@@ -52,7 +54,8 @@ struct score_call {
     const kernels::normalise_head* heads;  ///< [share.heads()]
     const kernels::guarded_slots* guarded;
     float* scores;
-    float* scratch;  ///< [share.heads()][share.scratch], on 64 bytes
+    float* scratch;                     ///< [share.heads()][share.scratch], on 64 bytes
+    const kernels::pool_row* observed;  ///< [share.heads()], of scorers that go by it
 
     const kvrt_round_lane& first() const { return *share.lanes; }
     template <class type>
@@ -144,13 +147,14 @@ class round_scores {
     status score_lag(const score_call& call);
     status score_sketch(const score_call& call);
     status score_expected(const score_call& call);
+    status score_observed(const score_call& call);
     /// One row of z-scores for each KV head, of those of its query heads.
     status normalise(const score_call& call);
 
     kernel_functions* functions_ = nullptr;
     triattention_scorer triattention_;
-    kernel_function places_, normalise_, sum_directions_, score_directions_, deviations_, ranks_,
-        draw_sketches_, score_sketches_, expected_, soften_, share_;
+    kernel_function places_, normalise_, pool_, sum_directions_, score_directions_, deviations_,
+        ranks_, draw_sketches_, score_sketches_, expected_, soften_, share_;
     key_functions readers_[8];
 };
 

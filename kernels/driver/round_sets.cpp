@@ -267,6 +267,7 @@ status round_runner::run_bundle(stream_handle stream, kvrt_round& round) {
     while (sets.lanes != all.count) {
         round_share mine = next_share(all.lanes + sets.lanes, all.count - sets.lanes, room);
         KVRT_TRY(describe_lane(*mine.lanes->lane, "kv_compress", mine.place));
+        mine.sums_stride = round.sums_stride;
         mine.first = all.end();
         mine.guarded_at = sets.heads * sizeof(guarded_slots) / sizeof(float);
         mine.scratch_at = round_up(mine.survivors_at(), scratch_alignment);
@@ -280,8 +281,8 @@ status round_runner::run_bundle(stream_handle stream, kvrt_round& round) {
     for (uint32_t moved = 0; moved != all.count;) {
         round_share mine = next_share(all.lanes + moved, all.count - moved, workspace_bytes_);
         KVRT_TRY(describe_lane(*mine.lanes->lane, "kv_compress", mine.place));
-        KVRT_TRY(
-            launch_compaction(stream, mine, sets.moves + moved * sizeof(compact_lane), all.stride));
+        KVRT_TRY(launch_compaction(stream, round, mine, sets.moves + moved * sizeof(compact_lane),
+                                   all.stride));
         moved += mine.count;
         round.done += mine.count;
     }

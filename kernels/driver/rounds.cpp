@@ -6,6 +6,7 @@
 #include "driver/verbs.hpp"
 #include "kernels/compact.hpp"
 #include "kernels/normalise.hpp"
+#include "kernels/pool.hpp"
 #include "kernels/quota.hpp"
 
 namespace kvrt::cuda {
@@ -18,7 +19,7 @@ using namespace kernels;
 constexpr uint64_t comfortable_workspace = uint64_t{64} << 20;
 constexpr uint64_t least_staging = uint64_t{64} << 10;
 constexpr uint64_t most_staging = uint64_t{8} << 20;
-constexpr uint32_t most_arrays = 16;  ///< of a share, beside those of its lanes
+constexpr uint32_t most_arrays = 17;  ///< of a share, beside those of its lanes
 
 /// What a lane adds to a batch, at most.
 uint64_t lane_bytes(uint64_t blocks, uint64_t pinned, uint64_t phases, uint64_t heads,
@@ -26,8 +27,8 @@ uint64_t lane_bytes(uint64_t blocks, uint64_t pinned, uint64_t phases, uint64_t 
     const uint64_t lists = sizeof(guard_lane) + round_scores::most_lane_bytes() +
                            sizeof(score_lane) + sizeof(compact_lane) + sizeof(uint64_t);
     const uint64_t of_head = sizeof(normalise_head) + sizeof(select_set) + sizeof(reserve_set) +
-                             (segmented ? sizeof(quota_set) : 0) + sizeof(uint32_t) +
-                             2 * (sizeof(score_join) + 2 * sizeof(uint64_t));
+                             (segmented ? sizeof(quota_set) : 0) + sizeof(pool_row) +
+                             sizeof(uint32_t) + 2 * (sizeof(score_join) + 2 * sizeof(uint64_t));
     return lists + heads * of_head + 2 * blocks * sizeof(uint32_t) +
            pinned * sizeof(position_range) + phases * sizeof(double) +
            (most_arrays + 4) * batch_alignment;
@@ -39,8 +40,9 @@ bool is_segmented(const kvrt_round_lane& lane) { return lane.guards->segments !=
 bool same_rows(const kvrt_round_lane& a, const kvrt_round_lane& b) {
     return a.kind == b.kind && a.scores.scorer == b.scores.scorer &&
            a.scores.variants == b.scores.variants && a.scores.spread == b.scores.spread &&
-           a.scores.sinks == b.scores.sinks && a.selection == b.selection && a.bundle == b.bundle &&
-           reserves(a) == reserves(b);
+           a.scores.sinks == b.scores.sinks && a.scores.pool_width == b.scores.pool_width &&
+           a.scores.pool_maximum == b.scores.pool_maximum && a.selection == b.selection &&
+           a.bundle == b.bundle && reserves(a) == reserves(b);
 }
 
 /// Lanes that must be in a share with the first of `left`: itself, and some behind it.
@@ -273,20 +275,25 @@ round_runner::places round_runner::pack(round_share& mine, set_lists& sets) {
         moves[i] = {tables[i],
                     target / sizeof(uint32_t),
                     rows_of_set(mine, sets, i, 0).survivors,
-                    no_sums,
+                    from.sums.present,
                     from.keep,
                     from.slots,
                     from.explicit_slots,
-                    static_cast<uint32_t>(rules.next_position)};
+                    static_cast<uint32_t>(rules.next_position),
+                    from.sums.before,
+                    from.sums.slots,
+                    from.sums.slots_before};
     }
+    if (mine.lanes->scores.pool_width != 0) pack_observed(mine, at);
     pack_sets(mine, tables, sets, at);
     sets.lanes += mine.count;
     sets.heads += mine.heads();
     return at;
 }
 
-status round_runner::launch_compaction(stream_handle stream, const round_share& mine,
-                                       uint64_t moves, uint64_t survivor_stride) {
+status round_runner::launch_compaction(stream_handle stream, const kvrt_round& round,
+                                       const round_share& mine, uint64_t moves,
+                                       uint64_t survivor_stride) {
     const kvrt_lane& lane = *mine.lanes->lane;
     compact_parameters compact;
     compact.arena = static_cast<std::byte*>(const_cast<void*>(lane.arena));
@@ -296,6 +303,8 @@ status round_runner::launch_compaction(stream_handle stream, const round_share& 
     compact.tables = on_device<uint32_t>(0);
     compact.survivors = reinterpret_cast<const uint32_t*>(scores());
     compact.survivor_stride = mine.shares_sets ? 0 : survivor_stride;
+    compact.sums = round.sums;
+    compact.sums_stride = round.sums_stride;
     compact.count = mine.count;
     return functions_->launch(compact_, compact_blocks(mine.count, mine.kv_heads), compact_threads,
                               compact_shared_bytes, stream, &compact);
@@ -322,7 +331,8 @@ status round_runner::score(stream_handle stream, const kvrt_round& round, const 
                              on_device<normalise_head>(at.heads),
                              guarded(mine),
                              scores(),
-                             scores() + mine.scratch_at};
+                             scores() + mine.scratch_at,
+                             on_device<pool_row>(at.observed)};
     KVRT_TRY(scorers_.launch(call));
     if (mine.reserves) KVRT_TRY(scorers_.measure_ranges(call, on_device<score_lane>(at.ranges)));
     return launch_joins(stream, mine, at);
@@ -336,6 +346,7 @@ status round_runner::run_share(stream_handle stream, kvrt_round& round) {
     const kvrt_round_lane* const lanes = round.lanes + round.done;
     round_share mine = next_share(lanes, round.count - round.done, workspace_bytes_);
     KVRT_TRY(describe_lane(*lanes->lane, "kv_compress", mine.place));
+    mine.sums_stride = round.sums_stride;
     const uint64_t begin = round_up(used_, batch_alignment);
     set_lists sets;
     begin_sets(lanes, mine.count, mine.heads(), sets);
@@ -343,7 +354,7 @@ status round_runner::run_share(stream_handle stream, kvrt_round& round) {
     KVRT_TRY(copy_from(begin, used_));
     KVRT_TRY(score(stream, round, mine, at));
     KVRT_TRY(launch_sets(stream, sets, guarded(mine)));
-    KVRT_TRY(launch_compaction(stream, mine, sets.moves, mine.stride));
+    KVRT_TRY(launch_compaction(stream, round, mine, sets.moves, mine.stride));
     round.done += mine.count;
     return KV_OK;
 }

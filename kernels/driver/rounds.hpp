@@ -70,7 +70,7 @@ class round_runner {
     /// Places in the batch, in bytes, of what is told of a share.
     struct places {
         uint64_t guards = 0, scores = 0, heads = 0, ranges = 0;
-        uint64_t joins = 0, range_joins = 0;
+        uint64_t joins = 0, range_joins = 0, observed = 0;
         uint32_t join_count = 0;
     };
     /// The same of sets of survivors, as they become complete, and of how lanes move.
@@ -104,6 +104,8 @@ class round_runner {
     void pack_sets(const round_share& mine, const uint64_t* tables, set_lists& sets, places& at);
     void add_set(const round_share& mine, uint32_t lane, uint32_t head, uint64_t table,
                  const set_rows& rows, set_lists& sets);
+    /// Which sums of observed attention are whose (round_observed.cpp).
+    void pack_observed(const round_share& mine, places& at);
     set_rows rows_of_set(const round_share& mine, const set_lists& sets, uint32_t lane,
                          uint32_t head) const;
     status score(stream_handle stream, const kvrt_round& round, const round_share& mine,
@@ -111,8 +113,8 @@ class round_runner {
     status launch_joins(stream_handle stream, const round_share& mine, const places& at);
     status launch_sets(stream_handle stream, const set_lists& sets,
                        kernels::guarded_slots* guarded);
-    status launch_compaction(stream_handle stream, const round_share& mine, uint64_t moves,
-                             uint64_t survivor_stride);
+    status launch_compaction(stream_handle stream, const kvrt_round& round, const round_share& mine,
+                             uint64_t moves, uint64_t survivor_stride);
     float* scores() const;
     kernels::guarded_slots* guarded(const round_share& mine) const;
 

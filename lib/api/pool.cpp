@@ -26,7 +26,6 @@ status check_cuda_config(const kv_pool_config& config) {
                     "config: {}: not on KV_DEVICE_CUDA in this version (see kv_cuda.h)", name);
     };
     if ((config.flags & KV_POOL_DEBUG) != 0) return refuse("KV_POOL_DEBUG");
-    if (config.max_observed_sequences != 0) return refuse("max_observed_sequences");
     return KV_OK;
 }
 
@@ -109,6 +108,10 @@ status create_stores(const kv_pool_config& resolved, const kv_model* model, kv_p
         return fail(KV_UNSUPPORTED,
                     "model: a layer has blocks that are sealed (KIVI, KVARN, demotion): {}",
                     reason);
+    }
+    if (store.on_device() && resolved.max_observed_sequences != 0 && store.device.kernels() < 0) {
+        const std::string reason = message_buffer();
+        return fail(KV_UNSUPPORTED, "config: max_observed_sequences: {}", reason);
     }
     store.any_window = std::any_of(store.model.lanes.begin(), store.model.lanes.end(),
                                    [](const lane_geometry& lane) { return lane.window != 0; });

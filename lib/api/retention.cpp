@@ -126,6 +126,9 @@ status get_scores(kv_pool& pool, const sequence& source, uint32_t layer, uint32_
     if (observed_queries(observations, source, at.lane) == 0) return KV_OK;
     *out_count = source.lanes[at.lane].slots;
     const uint32_t wanted = static_cast<uint32_t>(std::min(capacity, *out_count));
+    if (wanted != 0 && pool.store.on_device()) {
+        return read_sums(pool.steps, source, at.lane, at.head, wanted, out_scores);
+    }
     if (wanted != 0) {
         read_observations(observations, source, at.lane, at.head, wanted, out_scores);
     }

@@ -81,7 +81,12 @@ status fork(kv_pool& pool, sequence& parent, uint32_t count, kv_seq* out_childre
                         store.sequences.index(*child));
         out_children[i] = store.sequences.handle(*child);
     }
-    return KV_OK;
+    if (!store.on_device()) return KV_OK;
+    const status copied = copy_sums(pool.steps, parent, out_children, count);
+    for (uint32_t i = 0; i < count && copied < 0; ++i) {
+        release_sequence(store, *store.sequences.find(out_children[i]));
+    }
+    return copied;
 }
 
 status truncate(kv_pool& pool, sequence& target, uint64_t tokens_seen) {

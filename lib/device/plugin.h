@@ -123,7 +123,8 @@ typedef struct kvrt_attend_sequence {
     int32_t window_first;
     uint32_t first_partial, pieces;
     uint32_t sealed_slots; /* of whole blocks; kernels do not ask */
-    uint32_t unused[2];
+    uint32_t kept;         /* where weights are kept; of items: unused */
+    uint32_t kept_rows;    /* of so many rows, the last ones */
 } kvrt_attend_sequence;
 typedef struct kvrt_attend_piece {
     uint32_t sequence, first_slot, end_slot, partial;
@@ -139,24 +140,28 @@ typedef struct kvrt_attend_wave {
     uint32_t first_piece[2], pieces[2];
     uint32_t first_row_piece[2], row_pieces[2];
     uint32_t joined_rows; /* most of a sequence with partial results; 0: nothing is joined */
+    uint32_t kept;        /* entries for weights, of all query heads */
 } kvrt_attend_wave;
 
 /* The most that a step of so many items, rows, rows of an item and slots is cut into. */
 typedef struct kvrt_attend_bounds {
     kvrt_attend_view view;
     uint32_t items, rows, item_rows, slots;
+    uint32_t most_kept; /* entries for weights, as in kvrt_attend_plan */
     uint32_t sequences, pieces, row_pieces, joined_rows; /* out: entries of each list */
-    uint32_t piece_slots, unused;                        /* out: of the smallest piece */
+    uint32_t piece_slots;                                /* out: of the smallest piece */
     uint64_t partials;                                   /* out: partial results of a sequence */
 } kvrt_attend_bounds;
 
 /* A step's items are listed as sequences, and cut into pieces, in waves whose partial results
  * most_partials has room for: at least that of the bounds. By an item's own rows and slots alone.
- */
+ * Where weights of an item's last rows are kept, so many rows are a sequence that most_kept has
+ * room for: an entry for each row and group of 16 slots, and one more for each row. */
 typedef struct kvrt_attend_plan {
     kvrt_attend_view view;
     const kvrt_attend_sequence* items; /* but for first_partial and pieces */
-    uint32_t item_count, unused;
+    uint32_t item_count;
+    uint32_t most_kept; /* at least kvrt_least_kept(most slots); 0: items keep nothing */
     uint64_t most_partials;
     kvrt_attend_sequence* sequences; /* out, all with room for what bounds say */
     kvrt_attend_piece* pieces[2];
@@ -164,6 +169,17 @@ typedef struct kvrt_attend_plan {
     kvrt_attend_wave* waves; /* [as sequences] */
     uint32_t sequence_count, piece_count[2], row_piece_count[2], wave_count;
 } kvrt_attend_plan;
+
+/* What a sequence's rows pay to slots of a lane, as attend_observer of attention/attend.hpp, from
+ * the weights that were kept of rows [first_kept, end_kept). By words: observe_item of kernels/.
+ * Those of a wave follow each other. */
+typedef struct kvrt_observe_item {
+    uint64_t sums, before; /* places in the sums: of KV head 0; before: -1 for none */
+    uint32_t kept, slots, slots_before, rows, first_row, first_kept, end_kept;
+    uint32_t begins, before_decays, counts;
+    float log2_decay;
+    uint32_t wave;
+} kvrt_observe_item;
 
 /* Rows of a step over a lane. A launch that is captured has grids for any step within `bounds`, but
  * for most_pieces at most, and LIMIT is returned where this one does not fit them, or takes more
@@ -180,7 +196,12 @@ typedef struct kvrt_attend_rows {
     uint32_t wave_count, most_pieces;
     kvrt_attend_bounds bounds;
     uint64_t most_partials; /* that the workspace is used for; even */
-    void* workspace;
+    void* workspace;        /* partial results, then as much as kept_entries say: 36 bytes each */
+    uint64_t kept_at, kept_entries;          /* bytes into the workspace; of one query head each */
+    const kvrt_observe_item* observed;       /* of the host; not while the stream is captured */
+    uint32_t observed_count, observed_items; /* observed_items are the library's */
+    float* sums;                             /* of the device */
+    uint64_t sums_stride;
     kvrt_device_tensor queries, out;
     float* log_sum_exp; /* or NULL */
     uint32_t query_heads, row_heads;
@@ -234,13 +255,22 @@ typedef struct kvrt_round_scores {
      */
     const float* moments;
     uint32_t spread, unused;
+    uint32_t pool_width, pool_maximum; /* of scorers by observed attention */
 } kvrt_round_scores;
+
+/* Sums of observed attention of a lane: places of KV head 0 in kvrt_round.sums, and how many slots
+ * have one; `before` are those of the window before. */
+typedef struct kvrt_round_sums {
+    uint64_t present, before; /* -1: none */
+    uint32_t slots, slots_before;
+} kvrt_round_sums;
 
 /* One lane of one sequence. Tables are the host's, read in the call. */
 typedef struct kvrt_round_lane {
     const kvrt_lane* lane;
     const kvrt_round_guards* guards;
     kvrt_round_scores scores;
+    kvrt_round_sums sums;         /* move with their slots */
     const uint32_t* source_table; /* [blocks of `slots`] */
     const uint32_t* target_table; /* [blocks of `keep`]; may be the same */
     uint32_t slots, explicit_slots, keep;
@@ -268,6 +298,8 @@ typedef struct kvrt_round {
     uint32_t count;
     uint32_t done; /* out: so many were compacted, also when the call fails */
     uint64_t moment_stride;
+    float* sums;          /* of the device: of observed attention */
+    uint64_t sums_stride; /* floats between KV heads */
 } kvrt_round;
 
 /* As kv_cuda_scoring and kv_cuda_scoring_report of kv_cuda.h. */
@@ -354,6 +386,8 @@ typedef struct kvrt_plugin {
     kv_status (*share_plans)(kvrt_device* device, uint64_t step, const kvrt_share_plans* call);
     /* Memory for partial results; once per device. */
     kv_status (*create_workspace)(kvrt_device* device, uint64_t bytes, void** out_address);
+    /* Memory for sums of observed attention, not filled; once per device. */
+    kv_status (*create_sums)(kvrt_device* device, uint64_t floats, float** out_address);
     /* Enqueued for an open step, also while its stream is captured. UNSUPPORTED: no kernel reads or
      * writes this. */
     kv_status (*write_rows)(kvrt_device* device, uint64_t step, const kvrt_write_rows* call);

@@ -194,6 +194,7 @@ status check_room(round_plan& plan) {
 double lost_attention(const round_plan& plan, uint32_t lane, uint32_t head) {
     const observation_place* place = place_of(plan.context.observations, plan.owner);
     if (place == nullptr || place->rules.kind == observed_kind::given) return 0.0;
+    if (plan.store.on_device()) return std::numeric_limits<double>::quiet_NaN();  // it has the sums
     const uint32_t slots = plan.owner.lanes[lane].slots;
     float* sums = measures_of(plan, lane, head);
     read_observations(plan.context.observations, plan.owner, lane, head, slots, sums);
@@ -330,10 +331,8 @@ void end_round(const round_plan& plan, compaction_report& report) {
     count_tokens(plan, report.tokens_after, report.tables_after);
 }
 
-namespace {
-
 /// What selection builds on, whoever chose the lanes.
-status check_keeps(const round_plan& plan) {
+static status check_keeps(const round_plan& plan) {
     for (uint32_t lane = 0; lane < plan.store.model.lanes.size(); ++lane) {
         if (!plan.chosen(lane)) continue;
         const lane_geometry& geometry = plan.store.model.lanes[lane];
@@ -350,7 +349,6 @@ status check_keeps(const round_plan& plan) {
     return KV_OK;
 }
 
-/// Whether every lane of the round has what its scorer wants to have observed, by these rules.
 bool has_observations(const round_plan& plan) {
     const observation_rules rules = rules_of(plan.policy);
     if (rules.kind == observed_kind::nothing) return true;
@@ -363,6 +361,8 @@ bool has_observations(const round_plan& plan) {
     }
     return true;
 }
+
+namespace {
 
 status run(round_plan& plan, compaction_report& report) {
     KVRT_TRY(check_keeps(plan));

@@ -12,8 +12,7 @@ namespace {
 float* array_of(const observation_store& observations, uint32_t place, uint32_t array,
                 uint32_t lane) {
     const uint64_t whole = uint64_t{place} * observation_arrays + array;
-    return const_cast<float*>(observations.sums.data()) + whole * observations.length +
-           observations.offset[lane];
+    return observations.base + whole * observations.length + observations.offset[lane];
 }
 
 observed_lane& lane_at(const observation_store& observations, uint32_t place, uint32_t lane) {
@@ -101,7 +100,12 @@ status create_observations(cache& store, uint32_t places, observation_store& obs
     if (!checked_multiply(uint64_t{places} * observation_arrays, observations.length, floats)) {
         return fail(KV_TOO_LARGE, "{}: {} places of {} floats", what, places, observations.length);
     }
-    KVRT_TRY(observations.sums.allocate(allocator, floats, what, memory_contents::undefined));
+    if (store.on_device() && places != 0) {
+        KVRT_TRY(store.device.create_sums(floats, &observations.base));
+    } else {
+        KVRT_TRY(observations.sums.allocate(allocator, floats, what, memory_contents::undefined));
+        observations.base = observations.sums.data();
+    }
     KVRT_TRY(observations.lanes.allocate(allocator, uint64_t{places} * model.lanes.size(), what));
     return observations.places.allocate(allocator, places, what);
 }
@@ -179,9 +183,63 @@ void copy_observations(cache& store, observation_store& observations, const sequ
                             array_of(observations, to, array, lane) + offset);
             }
         };
+        if (store.on_device()) continue;
         copy(source.present, source.slots);
         copy(source.previous, source.previous_slots);
     }
+}
+
+uint32_t arrays_in_use(const observation_store& observations, const sequence& owner) {
+    uint32_t used = 0;
+    for (uint32_t lane = 0; lane < observations.offset.size(); ++lane) {
+        const observed_lane& state = lane_at(observations, index_of(owner), lane);
+        if (state.slots != 0) used |= 1u << state.present;
+        if (state.previous_slots != 0) used |= 1u << state.previous;
+    }
+    return used;
+}
+
+uint64_t place_of_array(const observation_store& observations, const sequence& owner,
+                        uint32_t array) {
+    return (uint64_t{index_of(owner)} * observation_arrays + array) * observations.length;
+}
+
+const observed_lane& observed_lane_of(const observation_store& observations, const sequence& owner,
+                                      uint32_t lane) {
+    return lane_at(observations, index_of(owner), lane);
+}
+
+uint64_t place_of_sums(const observation_store& observations, const sequence& owner, uint32_t array,
+                       uint32_t lane, uint32_t kv_head) {
+    return place_of_array(observations, owner, array) + observations.offset[lane] +
+           kv_head * observations.slot_stride;
+}
+
+namespace {
+
+/// Is a step's attention observed that has so many rows? Not every one of one token is.
+bool takes_turn(const observation_place& place, uint32_t rows) {
+    if (place.rules.kind == observed_kind::given) return false;
+    return rows != 1 || place.skipped + 1 >= place.rules.every;
+}
+
+/// Rows before it do not count.
+uint32_t first_observed_row(const observation_rules& rules, uint32_t rows) {
+    if (rules.kind == observed_kind::last) return rows - 1;
+    return is_windowed(rules) && rows > rules.window ? rows - rules.window : 0;
+}
+
+}  // namespace
+
+uint32_t rows_to_observe(const cache& store, const observation_store& observations,
+                         const sequence& owner, uint32_t rows) {
+    const observation_place* place = place_of(observations, owner);
+    if (place == nullptr || !takes_turn(*place, rows)) return 0;
+    bool any = rows != 1 || !leaves_out(store, owner, place->rules);
+    for (uint32_t lane = 0; lane < store.model.lanes.size() && !any; ++lane) {
+        any = store.model.lanes[lane].evictable && observed_queries(observations, owner, lane) == 0;
+    }
+    return any ? rows - first_observed_row(place->rules, rows) : 0;
 }
 
 bool make_observer(const cache& store, observation_store& observations, const sequence& owner,
@@ -189,8 +247,7 @@ bool make_observer(const cache& store, observation_store& observations, const se
     if (owner.observation_place == 0 || !store.model.lanes[lane].evictable) return false;
     const uint32_t place = index_of(owner);
     const observation_rules& rules = observations.places[place].rules;
-    if (rules.kind == observed_kind::given) return false;
-    if (rows == 1 && observations.places[place].skipped + 1 < rules.every) return false;
+    if (!takes_turn(observations.places[place], rows)) return false;
     const observed_lane& state = lane_at(observations, place, lane);
     if (rows == 1 && state.seen() != 0 && leaves_out(store, owner, rules)) {
         observations.places[place].pending_gap = true;
@@ -201,11 +258,7 @@ bool make_observer(const cache& store, observation_store& observations, const se
     observer = {};
     observer.stride = observations.slot_stride;
     observer.sums = array_of(observations, place, state.third(), lane);
-    if (rules.kind == observed_kind::last) {
-        observer.first_row = rows - 1;
-    } else if (is_windowed(rules) && rows > rules.window) {
-        observer.first_row = rows - rules.window;
-    }
+    observer.first_row = first_observed_row(rules, rows);
     observer.counts = rules.kind == observed_kind::counts;
     observer.decay = rules.decay;
     if (state.pending) {  // another layer has read the same lane in this step

@@ -50,7 +50,8 @@ struct observation_store {
     uint64_t slot_stride = 0;
     uint64_t length = 0;              ///< floats of all lanes of one array
     host_array<uint64_t> offset;      ///< [lanes]: where a lane's heads begin
-    host_array<float> sums;           ///< [places][arrays][length]
+    host_array<float> sums;           ///< [places][arrays][length], of a pool on the CPU
+    float* base = nullptr;            ///< the same wherever it is
     host_array<observed_lane> lanes;  ///< [places][lanes]
     host_array<observation_place> places;
 };
@@ -75,9 +76,26 @@ status prepare_observations(cache& store, observation_store& observations, seque
 /// Are there places for so many children of this sequence? LIMIT if not.
 status check_child_places(cache& store, observation_store& observations, const sequence& parent,
                           uint32_t children);
-/// A child has seen what its parent has.
+/// A child has seen what its parent has. On a device, whoever forks copies the arrays in use.
 void copy_observations(cache& store, observation_store& observations, const sequence& parent,
                        sequence& child);
+
+/// Which of a sequence's arrays have sums that count: bits.
+uint32_t arrays_in_use(const observation_store& observations, const sequence& owner);
+/// Where one begins, of all lanes.
+uint64_t place_of_array(const observation_store& observations, const sequence& owner,
+                        uint32_t array);
+
+/// What is known of a lane of a sequence that observes.
+const observed_lane& observed_lane_of(const observation_store& observations, const sequence& owner,
+                                      uint32_t lane);
+/// Floats before the sums of a lane's KV head in one of its arrays.
+uint64_t place_of_sums(const observation_store& observations, const sequence& owner, uint32_t array,
+                       uint32_t lane, uint32_t kv_head);
+
+/// The last so many rows of a step are all that make_observer may ask for, of any lane.
+uint32_t rows_to_observe(const cache& store, const observation_store& observations,
+                         const sequence& owner, uint32_t rows);
 
 /// How the open step's attention over a lane is to be observed: false, not at all. Whoever attends
 /// then says so with note_observed.

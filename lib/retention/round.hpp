@@ -33,6 +33,9 @@ struct round_plan {
 round_plan plan_of(cache& store, retention_context& context, sequence& owner,
                    const kv_policy& policy);
 
+/// Whether every lane of the round has what its scorer wants to have observed, by these rules.
+bool has_observations(const round_plan& plan);
+
 /// Scores, selects and moves, in the lanes that context.chosen_lanes says: each is left with
 /// context.keep of it, which is less than it has and no less than its guards hold. Lanes that share
 /// a set of survivors keep the same number. Errors as of compact_sequence; INTERNAL for a number

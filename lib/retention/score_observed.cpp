@@ -4,26 +4,21 @@
 
 namespace kvrt {
 
-namespace {
-
-uint32_t pool_width_of(const round_plan& plan) {
-    return plan.policy.pool_width != 0 ? plan.policy.pool_width
-                                       : find_scorer(plan.policy.scorer)->pool_width;
+score_pooling pooling_of(const kv_policy& policy) {
+    const scorer_description& scorer = *find_scorer(policy.scorer);
+    const bool own = policy.pool_width == 0;
+    return {own ? scorer.pool_width : policy.pool_width,
+            (policy.flags & KV_POLICY_POOL_MAX) != 0 || (own && scorer.pools_maximum)};
 }
 
-}  // namespace
-
 void pool_scores(const round_plan& plan, const slot_positions& positions, float* scores) {
-    const uint32_t width = pool_width_of(plan);
-    if (width == 1) return;
+    const score_pooling pooling = pooling_of(plan.policy);
+    if (pooling.width == 1) return;
     const uint32_t end = slots_before_recent(plan, positions);
-    const bool maximum =
-        (plan.policy.flags & KV_POLICY_POOL_MAX) != 0 ||
-        (plan.policy.pool_width == 0 && find_scorer(plan.policy.scorer)->pools_maximum);
-    if (maximum) {
-        pool_max(scores, end, width, scores);
+    if (pooling.maximum) {
+        pool_max(scores, end, pooling.width, scores);
     } else {
-        pool_mean(scores, end, width, scores);
+        pool_mean(scores, end, pooling.width, scores);
     }
 }
 

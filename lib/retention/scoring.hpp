@@ -56,6 +56,12 @@ void score_by_keydiff(const round_plan& plan, const layer_geometry& layer);
 void score_by_lagkv(const round_plan& plan, const layer_geometry& layer);
 void score_by_sketch(const round_plan& plan, const layer_geometry& layer);
 void score_by_triattention(const round_plan& plan, const layer_geometry& layer);
+/// How a policy's scores are shared.
+struct score_pooling {
+    uint32_t width = 1;
+    bool maximum = false;
+};
+score_pooling pooling_of(const kv_policy& policy);
 /// Neighbours share their scores, up to the recent window, where what they are compared with ends.
 void pool_scores(const round_plan& plan, const slot_positions& positions, float* scores);
 

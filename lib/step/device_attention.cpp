@@ -27,6 +27,15 @@ uint64_t slots_of_arena(const cache& store) {
     return store.blocks.slab_count() * slab_bytes / bytes * store.model.block_tokens;
 }
 
+/// Of a row, which keeps weights of all its slots, and of one query head; plugin.h.
+uint64_t kept_entries_of_row(const cache& store) {
+    return ceil_divide<uint64_t>(store.limits.max_tokens_per_sequence, 16) + 1;
+}
+constexpr uint64_t kept_entry_bytes = 16 * sizeof(uint16_t) + sizeof(float);
+/// Prompts of the longest sequences are cut into parts of so many rows, if they are not wider yet.
+constexpr uint64_t least_kept_rows = 16;
+constexpr uint64_t most_least_entries = uint64_t{1} << 31;
+
 uint64_t floats_of_partial(const attend_layer& layer) {
     return uint64_t{layer.query_heads} * (layer.layout.values.dim + 2);
 }
@@ -86,10 +95,35 @@ void device_attention::find_views(const step_context& context) {
     }
 }
 
+/// Room for weights: of a row of every sequence that observes, or of twice the slots that fill the
+/// arena, since blocks are shared.
+void device_attention::measure_kept(const step_context& context) {
+    const cache& store = *context.store;
+    const uint64_t sequences =
+        std::min(store.limits.max_step_sequences, store.limits.max_observed_sequences);
+    if (sequences == 0) return;
+    const auto heads_of = [&](const view& each) {
+        return uint64_t{each.look.group} * store.model.lanes[each.lane].kv_heads;
+    };
+    const auto observes = [&](const view& each) { return store.model.lanes[each.lane].evictable; };
+    for (uint32_t v = 0; v < view_count; ++v) {
+        if (!observes(views[v])) continue;
+        const uint64_t row = kept_entries_of_row(store) * heads_of(views[v]);
+        const uint64_t least = std::clamp<uint64_t>(most_least_entries / row, 1, least_kept_rows);
+        const uint64_t of_arena = (slots_of_arena(store) / 8 + 2 * sequences) * heads_of(views[v]);
+        kept_entries = std::max({kept_entries, least * row, std::min(sequences * row, of_arena)});
+    }
+    for (uint32_t v = 0; v < view_count; ++v) {
+        if (!observes(views[v])) continue;
+        views[v].most_kept = static_cast<uint32_t>(kept_entries / heads_of(views[v]));
+    }
+}
+
 void device_attention::measure_view(const step_context& context, view& made, uint64_t& words) {
     const cache_limits& limits = context.store->limits;
     made.most = steps_of(*context.store, made.look, limits.max_step_sequences,
                          limits.max_step_tokens, limits.max_step_tokens);
+    made.most.most_kept = made.most_kept;
     context.store->device.bound_attention(made.most);
     made.first_word = words;
     const auto add = [&](uint64_t count, uint64_t each) {
@@ -113,6 +147,7 @@ status device_attention::measure(const step_context& context, uint32_t places, u
     KVRT_TRY(layers.allocate(allocator, context.layers.size(), "attention on the device"));
     KVRT_TRY(views.allocate(allocator, context.layers.size(), "attention on the device"));
     find_views(context);
+    measure_kept(context);
     first_word = round_up<uint64_t>(words, line_words);
     uint64_t in_place = 0, sequences = 0, pieces = 0, row_pieces = 0;
     for (uint32_t v = 0; v < view_count; ++v) {
@@ -121,7 +156,9 @@ status device_attention::measure(const step_context& context, uint32_t places, u
         sequences = std::max<uint64_t>(sequences, most.sequences);
         pieces = std::max<uint64_t>(pieces, most.pieces);
         row_pieces = std::max<uint64_t>(row_pieces, most.row_pieces);
+        if (views[v].most_kept != 0) observations.place_parts += most.sequences;
     }
+    KVRT_TRY(observations.create(context, places, static_cast<uint32_t>(sequences)));
     place_words = in_place;
     words = first_word + places * place_words;
 
@@ -156,13 +193,18 @@ status device_attention::measure(const step_context& context, uint32_t places, u
 }
 
 status device_attention::create(step_context& context) {
-    return context.store->device.create_workspace(workspace_floats * sizeof(float), &workspace);
+    workspace_floats = round_up<uint64_t>(workspace_floats, 64);  // weights lie behind them
+    return context.store->device.create_workspace(
+        workspace_floats * sizeof(float) + kept_entries * kept_entry_bytes, &workspace);
 }
 
 void device_attention::plan_view(const step& target, uint32_t index) {
     plugin_device& device = target.context->store->device;
     const uint32_t block_tokens = target.context->store->model.block_tokens;
     const view& of = views[index];
+    const uint32_t* const kept_rows =
+        observations.rows.data() +
+        uint64_t{target.place} * target.context->store->limits.max_step_sequences;
     for (uint32_t i = 0; i < target.item_count; ++i) {
         const step_item& item = target.arrays->items[i];
         const lane_state& state = item.owner->lanes[of.lane];
@@ -176,12 +218,14 @@ void device_attention::plan_view(const step& target, uint32_t index) {
         made.next_position = static_cast<uint32_t>(item.owner->next_position + item.rows);
         made.window_first = static_cast<int32_t>(int64_t{state.slots} - of.look.window + 1);
         made.sealed_slots = std::min(state.sealed_blocks * block_tokens, made.slots);
+        if (of.most_kept != 0) made.kept_rows = kept_rows[i];
     }
     kvrt_attend_plan plan = {};
     plan.view = of.look;
     plan.items = listed_items.data();
     plan.item_count = target.item_count;
     plan.most_partials = of.most_partials;
+    plan.most_kept = of.most_kept;
     plan.sequences = entries<kvrt_attend_sequence>(sequence_scratch);
     for (uint32_t kind = 0; kind < kinds; ++kind) {
         plan.pieces[kind] = entries<kvrt_attend_piece>(piece_scratch[kind]);
@@ -205,6 +249,8 @@ void device_attention::plan_view(const step& target, uint32_t index) {
     }
     last.sequences = plan.sequence_count;
     last.waves = plan.wave_count;
+    last.first_kept = observations.part_count;
+    last.kept_parts = of.most_kept != 0 ? observations.note_kept(target, plan) : 0;
 }
 
 /// Views of lanes that have the same slots, that look alike and have as much room, have the same
@@ -216,7 +262,7 @@ uint32_t device_attention::leading_view(const device_shares& shares, uint32_t in
         const view& other = views[first];
         if (shares.leaders[other.lane] == shares.leaders[mine.lane] &&
             std::memcmp(&other.look, &mine.look, sizeof mine.look) == 0 &&
-            other.most_partials == mine.most_partials) {
+            other.most_partials == mine.most_partials && other.most_kept == mine.most_kept) {
             break;
         }
         ++first;
@@ -241,6 +287,8 @@ void device_attention::copy_view(const step& target, uint32_t index, uint32_t fr
         shares.copy(mine.row_piece_parts[kind], begin + of.row_pieces[kind],
                     source + of.row_pieces[kind], mine.row_pieces[kind] * row_piece_words);
     }
+    mine.first_kept = other.first_kept;
+    mine.kept_parts = other.kept_parts;
     mine.waves = other.waves;
     const uint64_t first_wave = uint64_t{target.place} * place_waves;
     std::copy_n(waves.data() + first_wave + views[from].first_wave, other.waves,
@@ -259,6 +307,7 @@ status device_attention::check_captured(const step& target, uint32_t index) cons
 }
 
 status device_attention::plan(const step& target) {
+    observations.plan(target);
     for (uint32_t v = 0; v < view_count; ++v) {
         const uint32_t leading = leading_view(target.context->tables.shares, v);
         if (leading == v) {
@@ -272,7 +321,7 @@ status device_attention::plan(const step& target) {
     return KV_OK;
 }
 
-status attend_on_device(step& target, uint32_t layer, const attend_call& call) {
+status attend_on_device(step& target, uint32_t layer, const attend_call& call, bool observes) {
     cache& store = *target.context->store;
     const device_verbs& verbs = target.context->verbs;
     device_attention& attention = target.context->attention;
@@ -302,14 +351,25 @@ status attend_on_device(step& target, uint32_t layer, const attend_call& call) {
             rows.row_pieces[kind] =
                 static_cast<const kvrt_rows_piece*>(tables.at(begin + of.row_pieces[kind]));
         }
+        const device_attention::view_plan& plan =
+            attention.planned[uint64_t{target.place} * attention.view_count + entry.view];
         rows.waves =
             attention.waves.data() + uint64_t{target.place} * attention.place_waves + of.first_wave;
-        rows.wave_count =
-            attention.planned[uint64_t{target.place} * attention.view_count + entry.view].waves;
+        rows.wave_count = plan.waves;
         rows.bounds = steps_of(store, of.look, target.item_count, target.rows, item_rows);
+        rows.bounds.most_kept = of.most_kept;
         rows.most_pieces = attention.captured_pieces;
         rows.most_partials = of.most_partials;
         rows.workspace = attention.workspace;
+        rows.kept_at = attention.workspace_floats * sizeof(float);
+        rows.kept_entries = attention.kept_entries;
+        if (observes && plan.kept_parts != 0) {
+            const device_observations& kept = attention.observations;
+            observe_on_device(
+                target, lane,
+                kept.parts.data() + uint64_t{target.place} * kept.place_parts + plan.first_kept,
+                plan.kept_parts, rows);
+        }
         rows.queries = tensor_of(from_head(call.queries, first_query));
         rows.out = tensor_of(from_head(call.out, first_query));
         if (call.log_sum_exp != nullptr) rows.log_sum_exp = call.log_sum_exp + first_query;
@@ -328,6 +388,7 @@ status attend_on_device(step& target, uint32_t layer, const attend_call& call) {
             rows.turning_table = entry.turning_table;
         }
         KVRT_TRY(store.device.attend_rows(target.number, rows));
+        note_observed_on_device(target, lane, rows);
         if (rows.captured == 0) continue;
         attention.captured_rows = std::max(attention.captured_rows, target.rows);
     }

@@ -11,6 +11,7 @@
 #pragma once
 
 #include "attention/attend.hpp"
+#include "step/device_observations.hpp"
 #include "step/device_shares.hpp"
 
 namespace kvrt {
@@ -24,6 +25,7 @@ struct device_attention {
         kvrt_attend_view look = {};
         kvrt_attend_bounds most = {};  ///< of any step
         uint64_t most_partials = 0;    ///< that the workspace holds, of the layer with most floats
+        uint32_t most_kept = 0;        ///< entries for weights of all query heads; 0: none
         uint64_t first_word = 0;       ///< in a place
         uint64_t pieces[2] = {0, 0};   ///< words behind first_word; of blocks as written, sealed
         uint64_t row_pieces[2] = {0, 0};
@@ -33,6 +35,7 @@ struct device_attention {
     struct view_plan {
         uint32_t sequences = 0, waves = 0;
         uint32_t pieces[2] = {0, 0}, row_pieces[2] = {0, 0};
+        uint32_t first_kept = 0, kept_parts = 0;  ///< of observations.parts of the place
         plan_part sequence_part, piece_parts[2], row_piece_parts[2];
     };
     /// Beside an attend_layer: its view, and its constants on the device.
@@ -48,6 +51,8 @@ struct device_attention {
     uint32_t place_waves = 0;
     uint32_t captured_pieces = 0;  ///< that a captured launch has a grid for, at most
     uint64_t workspace_floats = 0;
+    uint64_t kept_entries = 0;  ///< for weights, of one query head each, behind these
+    device_observations observations;
     std::byte* workspace = nullptr;  ///< of the device
     host_array<view> views;
     uint32_t view_count = 0;
@@ -69,15 +74,17 @@ struct device_attention {
 
   private:
     void find_views(const step_context& context);
+    void measure_kept(const step_context& context);
     void measure_view(const step_context& context, view& made, uint64_t& words);
     void plan_view(const step& target, uint32_t index);
     void copy_view(const step& target, uint32_t index, uint32_t from);
     uint32_t leading_view(const device_shares& shares, uint32_t index) const;
     status check_captured(const step& target, uint32_t index) const;
-    friend status attend_on_device(step&, uint32_t, const attend_call&);
+    friend status attend_on_device(step&, uint32_t, const attend_call&, bool);
 };
 
-/// Of `call` the tensors, log_sum_exp and row_heads are read.
-status attend_on_device(step& target, uint32_t layer, const attend_call& call);
+/// Of `call` the tensors, log_sum_exp and row_heads are read. `observes`: where policies ask for
+/// it.
+status attend_on_device(step& target, uint32_t layer, const attend_call& call, bool observes);
 
 }  // namespace kvrt

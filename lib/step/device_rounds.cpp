@@ -222,7 +222,7 @@ bool scores_on_device(uint32_t scorer) {
         case KV_SCORER_EXPECTED_ATTENTION:
             return true;
         default:
-            return false;
+            return goes_by_observation(scorer);
     }
 }
 

@@ -96,6 +96,8 @@ bool round_cohort::plan(sequence& owner, const kv_policy& policy, bool& copies) 
     if (any) verdict = check_sets_on_device(plan);
     if (verdict == KV_OK && !any) {
         find_nothing(plan, round.report);
+    } else if (verdict == KV_OK && !has_observations(plan)) {
+        round.report.outcome = KV_COMPRESS_NO_OBSERVATIONS;
     } else if (verdict == KV_OK && !has_means(plan)) {
         round.report.outcome = KV_COMPRESS_NO_STATISTICS;
     } else if (verdict == KV_OK) {
@@ -231,6 +233,7 @@ void round_cohort::plan_lane(const round_plan& plan, uint32_t lane, const double
     made.selection = plan.selection;
     made.bundle = bundle_of(rounds_, plan, geometry.layer);
     made.set = uint64_t{count_} * store.model.layers.size() + geometry.layer;
+    made.sums = sums_of(plan.context.observations, plan.owner, lane);
     kvrt_round_scores& scores = made.scores;
     scores.scorer = plan.policy.scorer;
     scores.variants = 1;
@@ -240,6 +243,11 @@ void round_cohort::plan_lane(const round_plan& plan, uint32_t lane, const double
     scores.seed = key.seed;
     scores.round = key.round;
     if (plan.policy.scorer == KV_SCORER_LAGKV) scores.sinks = lag_shape_of(plan.policy).sinks;
+    if (goes_by_observation(plan.policy.scorer)) {
+        const score_pooling pooling = pooling_of(plan.policy);
+        scores.pool_width = pooling.width;
+        scores.pool_maximum = pooling.maximum ? 1 : 0;
+    }
     if (!find_scorer(plan.policy.scorer)->query_statistics) return;
     const statistics_store& statistics = plan.context.statistics;
     const uint32_t key_dim = geometry.layout.keys.dim;
@@ -267,6 +275,9 @@ status round_cohort::enqueue(kvrt_round& call) {
     KVRT_TRY(open());
     rounds_.write_moments(context_);
     call.moment_stride = context_.retention->statistics.length;
+    const observation_store& observations = context_.retention->observations;
+    call.sums = observations.base;
+    call.sums_stride = observations.slot_stride;
     KVRT_TRY(store.device.upload_table(number_));
     return store.device.run_round(number_, call);
 }

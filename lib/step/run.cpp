@@ -177,7 +177,8 @@ status step_attend(step& target, uint32_t layer, const kv_tensor* queries, const
     if (store.on_device()) {
         KVRT_TRY(refuse_statistics(target, options));
         call.log_sum_exp = options.log_sum_exp;
-        return attend_on_device(target, layer, call);
+        return attend_on_device(target, layer, call,
+                                (options.flags & KV_ATTEND_NO_STATISTICS) == 0);
     }
     call.arena = store.blocks.arena();
     const lane_positions positions = positions_of_lane(store, geometry.first_lane, 0);

@@ -20,6 +20,7 @@ namespace {
 
 struct item_shape {
     uint32_t rows, slots, sealed;
+    uint32_t kept_rows = 0;
 };
 
 struct made_plan {
@@ -31,8 +32,9 @@ struct made_plan {
     std::vector<kvrt_attend_wave> waves;
 
     made_plan(const kvrt_attend_view& view, const std::vector<item_shape>& shapes,
-              uint64_t most_partials = 0) {
+              uint64_t most_partials = 0, uint32_t most_kept = 0) {
         bounds.view = view;
+        bounds.most_kept = plan.most_kept = most_kept;
         uint32_t row = 0;
         for (const item_shape& shape : shapes) {
             kvrt_attend_sequence item = {};
@@ -44,6 +46,7 @@ struct made_plan {
             item.window_first = static_cast<int32_t>(shape.slots + 1 - shape.rows) -
                                 static_cast<int32_t>(view.window);
             item.sealed_slots = shape.sealed;
+            item.kept_rows = shape.kept_rows;
             items.push_back(item);
             row += shape.rows;
             bounds.item_rows = std::max(bounds.item_rows, shape.rows);
@@ -145,6 +148,16 @@ void check_plan(const made_plan& made) {
             left[place].insert(partial);
         }
     }
+    for (uint32_t w = 0; w < plan.wave_count; ++w) {  // entries for weights are side by side
+        uint32_t kept = 0;
+        for (uint32_t s = 0; s < made.waves[w].sequences; ++s) {
+            const kvrt_attend_sequence& each = made.sequences[made.waves[w].first_sequence + s];
+            if (each.kept_rows != 0) CHECK(each.kept == kept);
+            kept += each.kept_rows * ((each.slots + 15) / 16 + 1);
+        }
+        CHECK(kept == made.waves[w].kept);
+        CHECK(kept <= plan.most_kept);
+    }
     uint32_t row = 0;
     std::map<uint32_t, uint32_t> item_rows;
     for (uint32_t s = 0; s < plan.sequence_count; ++s) {
@@ -154,6 +167,9 @@ void check_plan(const made_plan& made) {
         const uint32_t in_item = item_rows[sequence.table];
         const uint32_t behind = item.rows - in_item - sequence.rows;
         CHECK(sequence.slots == item.slots - behind);
+        const uint32_t not_kept = item.rows - item.kept_rows;
+        CHECK(sequence.kept_rows ==
+              std::max(in_item + sequence.rows, not_kept) - std::max(in_item, not_kept));
         CHECK(sequence.next_position == item.next_position - behind);
         CHECK(sequence.window_first == item.window_first + static_cast<int32_t>(in_item));
         item_rows[sequence.table] += sequence.rows;
@@ -200,15 +216,21 @@ TEST_CASE("plans of attention: every row meets every slot once, within bounds") 
             const uint32_t rows = 1 + below(most_rows[below(5)]);
             const uint32_t slots = rows + below(below(2) != 0 ? 3000 : 40);
             const uint32_t sealed = view.seals == 0 ? 0 : below((slots - rows) / 16 + 1) * 16;
-            shapes.push_back({rows, slots, sealed});
+            const bool keeps = view.window == 0 && round % 5 < 2;
+            shapes.push_back({rows, slots, sealed, keeps ? below(rows + 1) : 0});
         }
-        const made_plan whole(view, shapes);
+        // Of weights there is room for a few rows of the longest, or for all.
+        uint32_t least_kept = 0;
+        for (const item_shape& each : shapes) {
+            least_kept = std::max(least_kept, (each.slots + 15) / 16 + 1);
+        }
+        const made_plan whole(view, shapes, 0, 4000 * least_kept);
         check_plan(whole);
         CHECK(whole.plan.wave_count == 1);
-        const made_plan tight(view, shapes, 1);
+        const made_plan tight(view, shapes, 1, (1 + below(30)) * least_kept);
         check_plan(tight);
         // What is cut where depends on a sequence alone.
-        const made_plan alone(view, {shapes.back()});
+        const made_plan alone(view, {shapes.back()}, 0, 4000 * least_kept);
         const uint32_t count = alone.plan.sequence_count;
         for (uint32_t s = 0; s < count; ++s) {
             const uint32_t among = whole.plan.sequence_count - count + s;

@@ -84,6 +84,8 @@ void add_kernels(fake_driver& fake, const kernel_faults& faults) {
     KVRT_ADD_ATTENTION("f16_128", half<number::f16, 128>);
     KVRT_ADD_ATTENTION("opened_128", opened_tiles<fake_context, 128>);
     add<attend_parameters>(fake, "kvrt_attend_join", join_pieces<fake_context>);
+    add<observe_parameters>(fake, "kvrt_observe_rows", observe_rows<fake_context>,
+                            changing(faults.observe));
     add_round_kernels(fake, faults);
     // These are asked for, and not in these tests.
     const auto leave_out = [&fake](const std::string& name, std::size_t bytes) {

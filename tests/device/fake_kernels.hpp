@@ -7,6 +7,8 @@
 #include "kernels/compact.hpp"
 #include "kernels/copy.hpp"
 #include "kernels/normalise.hpp"
+#include "kernels/observe.hpp"
+#include "kernels/pool.hpp"
 #include "kernels/quota.hpp"
 #include "kernels/score.hpp"
 #include "kernels/score_expected.hpp"
@@ -37,6 +39,8 @@ struct kernel_faults {
     std::function<void(kernels::join_parameters&)> join;
     std::function<void(kernels::quota_parameters&)> quota;
     std::function<void(kernels::measure_parameters&)> measure;
+    std::function<void(kernels::observe_parameters&)> observe;
+    std::function<void(kernels::pool_parameters&)> pool;
 };
 
 /// All kernels that the plugin asks for. Those that these tests do not use report a violation

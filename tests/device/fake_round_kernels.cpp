@@ -4,6 +4,7 @@
 #include "fake_context.hpp"
 #include "fake_kernels.hpp"
 #include "kernels/places.hpp"
+#include "kernels/pool.hpp"
 #include "kernels/score_directions.hpp"
 #include "kernels/score_expected.hpp"
 #include "kernels/score_lag.hpp"
@@ -52,6 +53,7 @@ void add_round_kernels(fake_driver& fake, const kernel_faults& faults) {
     add<guard_parameters>(fake, "kvrt_find_candidates", find_candidates<fake_context>,
                           changing(faults.guard));
     add<place_parameters>(fake, "kvrt_score_places", score_places<fake_context>);
+    add<pool_parameters>(fake, "kvrt_pool_rows", pool_rows<fake_context>, changing(faults.pool));
     add<normalise_parameters>(fake, "kvrt_normalise_and_reduce",
                               normalise_and_reduce<fake_context>);
     add<join_parameters>(fake, "kvrt_join_rows", join_rows<fake_context>, changing(faults.join));

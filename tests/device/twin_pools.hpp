@@ -24,6 +24,7 @@ struct twin_model {
     uint32_t block_tokens = 16;
     uint64_t arena_bytes = uint64_t{16} << 20;
     uint32_t pressure_percent = 0;
+    uint32_t max_observed_sequences = 0;
 
     twin_model() = default;
     twin_model(const twin_model&) = delete;
@@ -141,6 +142,7 @@ class twin_pools_on {
             config.arena_bytes = kinds.arena_bytes;
             config.block_tokens = kinds.block_tokens;
             config.pressure_percent = kinds.pressure_percent;
+            config.max_observed_sequences = kinds.max_observed_sequences;
             config.layout = kinds.layout;
             const kv_status verdict = kv_pool_create(&config, &kinds.describe(), &pools[i]);
             REQUIRE_MESSAGE(verdict == KV_OK, std::string(message_buffer()));

@@ -29,6 +29,7 @@ struct attend_case {
     bool interleaved = false;
     /// Full blocks hold the same rows in these formats, where there are any.
     uint32_t sealed_keys = 0, sealed_values = 0;
+    uint32_t kept_rows = 0;  ///< weights of so many rows of each sequence are kept, the last ones
 
     bool seals() const { return sealed_keys != 0; }
 };
@@ -52,6 +53,8 @@ class attend_fixture {
           values_(partials * what.query_heads * what.lane.value_dim),
           log_sums_(size_t{all_rows()} * what.query_heads),
           head_values_(2 * what.query_heads),
+          kept_weights_(size_t{16} * kept_before(count()) * what.query_heads),
+          kept_largest_(size_t{kept_before(count())} * what.query_heads),
           positions_(position_count()),
           frequencies_(what.turned_pairs),
           turning_table_(kvrt::turning_table_floats(what.turned_pairs)),
@@ -116,6 +119,7 @@ class attend_fixture {
         call.query_type = test.query;
         call.out_type = test.out;
         call.partials = {largest_.data(), sum_.data(), values_.data()};
+        if (test.kept_rows != 0) call.kept = {kept_weights_.data(), kept_largest_.data()};
         call.log_sum_exp = log_sums_.data();
         call.query_heads = call.row_heads = test.query_heads;
         call.scale = scale();
@@ -145,7 +149,17 @@ class attend_fixture {
                 first_partial,
                 pieces,
                 0,
-                {}};
+                kept_before(s),
+                kept_rows(s)};
+    }
+    uint32_t kept_rows(uint32_t s) const { return std::min(test.kept_rows, sequences[s].rows); }
+    /// Entries of all query heads that the sequences before keep.
+    uint32_t kept_before(uint32_t s) const {
+        uint32_t entries = 0;
+        for (uint32_t i = 0; i < s; ++i) {
+            entries += kept_rows(i) * ((sequences[i].slots + 15) / 16 + 1);
+        }
+        return entries;
     }
 
     const kvrt::kernels::block_place& sealed_place() const { return sealed_place_; }
@@ -183,6 +197,8 @@ class attend_fixture {
     void forget() {
         for (std::byte& each : out_.bytes) each = std::byte{0xee};
         for (float& each : log_sums_) each = std::nanf("");
+        for (uint16_t& each : kept_weights_) each = 0x7e00;
+        for (float& each : kept_largest_) each = std::nanf("");
         for (float& each : largest_) each = std::nanf("");
         for (float& each : sum_) each = std::nanf("");
         for (float& each : values_) each = std::nanf("");
@@ -215,10 +231,63 @@ class attend_fixture {
         return worst / largest;
     }
 
+    /// Kept weights against softmaxes in double: the largest error. Of f16 keys, with soft-caps and
+    /// sinks.
+    double kept_error() const {
+        double worst = 0.0;
+        for (uint32_t s = 0; s < count(); ++s) {
+            const sequence_shape& shape = sequences[s];
+            device_tensor keys(number::f32, shape.slots, test.lane.kv_heads, test.lane.key_dim);
+            keys.fill(100 + s);
+            for (uint32_t row = shape.rows - kept_rows(s); row < shape.rows; ++row) {
+                for (uint32_t head = 0; head < test.query_heads; ++head) {
+                    worst = std::max(worst, kept_error(s, keys, row, head));
+                }
+            }
+        }
+        return worst;
+    }
+
     const attend_case test;
     const std::vector<sequence_shape> sequences;
 
   private:
+    double kept_error(uint32_t s, const device_tensor& keys, uint32_t row, uint32_t head) const {
+        const sequence_shape& shape = sequences[s];
+        const uint32_t seen = shape.slots - (shape.rows - 1 - row);
+        const uint32_t kv_head = head / (test.query_heads / test.lane.kv_heads);
+        std::vector<double> weights(seen);
+        double total = test.sinks ? std::exp(double{head_values_[head]}) : 0.0;
+        for (uint32_t slot = 0; slot < seen; ++slot) {
+            double product = 0.0;
+            for (uint32_t i = 0; i < test.lane.key_dim; ++i) {
+                const float key = kvrt::f16_to_f32(
+                    kvrt::f32_to_f16(static_cast<float>(keys.get(slot, kv_head, i))));
+                product += double{queries_.get(first_row(s) + row, head, i)} * double{key};
+            }
+            double logit = double{scale()} * product;
+            if (test.softcap != 0.0f) {
+                logit = double{test.softcap} * std::tanh(logit / double{test.softcap});
+            }
+            weights[slot] = std::exp(logit);
+            total += weights[slot];
+        }
+        const uint64_t rows = kept_rows(s), place = row - (shape.rows - rows);
+        const auto entry = [&](uint32_t group) {
+            return (kept_before(s) + group * rows + place) * test.query_heads + head;
+        };
+        const double log_sum = double{kept_largest_[entry((shape.slots + 15) / 16)]};
+        double worst = 0.0;
+        for (uint32_t slot = 0; slot < seen; ++slot) {
+            const uint64_t at = entry(slot / 16);
+            const double kept = double{kvrt::f16_to_f32(kept_weights_[at * 16 + slot % 16])};
+            const double factor = std::exp(double{kept_largest_[at]} * std::log(2.0) - log_sum);
+            const double error = std::abs(kept * factor - weights[slot] / total);
+            if (!(error <= worst)) worst = error;  // NaN stays
+        }
+        return worst;
+    }
+
     uint32_t all_rows() const { return first_row(count()); }
     uint32_t blocks_each() const {
         uint32_t most = 0;
@@ -309,6 +378,8 @@ class attend_fixture {
     kvrt::kernels::block_place sealed_place_;
     device_tensor queries_, out_;
     device_array<float> largest_, sum_, values_, log_sums_, head_values_;
+    device_array<uint16_t> kept_weights_;
+    device_array<float> kept_largest_;
     device_array<uint32_t> positions_;
     std::vector<double> frequencies_;
     std::vector<float> turning_table_;

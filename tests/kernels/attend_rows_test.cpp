@@ -367,3 +367,23 @@ TEST_CASE("attend rows: no barrier may be left out") {
         CHECK(right == (barrier == 8));
     }
 }
+
+TEST_CASE("attend_rows kernel: weights of the last rows are kept, where output is written, too") {
+    attend_case test{.lane = {.key_dim = 64, .value_dim = 64},
+                     .query = number::f32,
+                     .out = number::f32,
+                     .query_heads = 6,
+                     .kept_rows = 20};
+    std::vector<sequence_shape> shapes{{70, 50}, {200, 9}, {33, 20}};
+    if (few_cases) shapes = {{40, 17}};
+    for (const uint32_t piece_slots : {0u, 64u}) {
+        CAPTURE(piece_slots);
+        rows_on_device here(test, shapes, piece_slots);
+        for (const thread_order order : tested_orders) {
+            const launch_report report = here.run<half<number::f16, 64>>(order);
+            REQUIRE_MESSAGE(report.clean(), report.text());
+            CHECK(here.kept_error() < 5e-4);
+            CHECK(here.error() < f16_bound);
+        }
+    }
+}

@@ -252,3 +252,29 @@ TEST_CASE("attend kernel: shared memory fits a multiprocessor of sm_80 at the wi
     CHECK(kernels::attend_memory<bytes<256>>::bytes(place_of(KV_FORMAT_INT8_TOKEN, 256)) <= most);
     CHECK(kernels::attend_memory<nibbles<256>>::bytes(place_of(KV_FORMAT_INT4_TOKEN, 256)) <= most);
 }
+
+TEST_CASE("attend_decode kernel: weights of the last rows are kept, and outputs are the same") {
+    attend_case test{.lane = {.key_dim = 64, .value_dim = 64},
+                     .query = number::f32,
+                     .out = number::f32,
+                     .query_heads = 6,
+                     .softcap = 5.0f,
+                     .sinks = true};
+    for (const uint32_t rows : {1u, 3u}) {
+        CAPTURE(rows);
+        test.kept_rows = 0;
+        attention_on_device plain(test, rows);
+        plain.run<half<number::f16, 64>>(thread_order::ascending);
+        test.kept_rows = rows == 1 ? 1 : 2;
+        attention_on_device keeping(test, rows);
+        for (const thread_order order : tested_orders) {
+            keeping.run<half<number::f16, 64>>(order);
+            CHECK(keeping.kept_error() < 5e-4);
+            CHECK(keeping.error() < f16_bound);
+            const bool alike = order == thread_order::ascending;  // in which products are summed
+            for (uint32_t row = 0; alike && row < keeping.first_row(keeping.count()); ++row) {
+                CHECK(keeping.row(row) == plain.row(row));
+            }
+        }
+    }
+}

@@ -60,12 +60,17 @@ void check(const lane_description& what, const std::vector<lane_case>& cohort, t
         lanes.push_back({source, target, uint64_t{i} * heads * stride,
                          i == 1 ? kernels::no_sums : uint64_t{i} * heads * stride, each.kept,
                          each.slots, each.slots / 2, each.slots + 1000});
+        if (i == 1) continue;
+        lanes[i].sums_slots = each.slots - each.slots / 8;  // the newest have none yet
+        if (i == 0) continue;
+        lanes[i].before = uint64_t{count + i} * heads * stride;
+        lanes[i].before_slots = each.slots / 2;
     }
 
     const kvrt::block_numbering numbering(here.layout.block_bytes / kvrt::block_unit);
     const uint32_t most_id = *std::max_element(tables.begin(), tables.end());
     device_array<uint32_t> positions((numbering.index(most_id) + 1) * heads * what.block_tokens);
-    device_array<float> sums(size_t{count} * heads * stride);
+    device_array<float> sums(size_t{2} * count * heads * stride);
     for (uint32_t& each : positions) each = static_cast<uint32_t>(random());
     for (float& each : sums) each = static_cast<float>(random() % 1000);
     kvrt::position_store store{positions.data(), numbering, heads * what.block_tokens,
@@ -90,8 +95,12 @@ void check(const lane_description& what, const std::vector<lane_case>& cohort, t
                         ? store.of(from[old / what.block_tokens], head)[old % what.block_tokens]
                         : lanes[i].next_position - lanes[i].slots + old;
                 if (i == 1) continue;
-                const size_t row = (size_t{i} * heads + head) * stride;
-                expected_sums[row + slot] = sums[row + old];
+                const auto move = [&](uint64_t place, uint32_t known) {
+                    const size_t row = place + head * stride;
+                    expected_sums[row + slot] = old < known ? sums[row + old] : 0.0f;
+                };
+                move(lanes[i].sums, lanes[i].sums_slots);
+                if (i != 0) move(lanes[i].before, lanes[i].before_slots);
             }
         }
     }

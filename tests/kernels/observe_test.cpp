@@ -175,61 +175,49 @@ constexpr float untouched = -7.0f;
 std::vector<float> observe(const std::vector<observed>& cohort, bool counts, uint32_t cut,
                            thread_order order) {
     const uint64_t length = heads * cohort[0].stride;
-    device_array<float> sums(std::vector<float>(cohort.size() * length, untouched));
-    std::vector<float> all_before;
+    std::vector<float> all(cohort.size() * length, untouched);
     for (const observed& each : cohort) {
-        all_before.insert(all_before.end(), each.before.begin(), each.before.end());
+        all.insert(all.end(), each.before.begin(), each.before.end());
     }
-    const device_array<float> before(all_before);
+    device_array<float> sums(all);
     for (uint32_t part = 0; part < (cut == 0 ? 1u : 2u); ++part) {
-        std::vector<kernels::observe_item> items;
         std::vector<uint16_t> weights;
-        std::vector<float> largest, log_sums, powers;
-        uint32_t most_slots = 0;
+        std::vector<float> largest;
+        kernels::observe_parameters call;
         for (const observed& each : cohort) {
             const sequence_case& test = each.test;
             const uint32_t middle = std::min(cut, test.rows);
-            kernels::observe_item item{};
+            kernels::observe_item& item = call.items[call.count];
             item.first_kept = part == 0 ? 0 : middle;
             item.end_kept = part == 0 && cut != 0 ? middle : test.rows;
-            item.weights = weights.size();
-            item.largest = largest.size();
-            item.log_sums = log_sums.size();
-            item.powers = powers.size();
-            item.sums = items.size() * length;
-            item.before = test.slots_before == 0 ? kernels::no_sums : items.size() * length;
+            item.kept = static_cast<uint32_t>(largest.size() / query_heads);
+            item.sums = call.count * length;
+            item.before =
+                test.slots_before == 0 ? kernels::no_sums : (cohort.size() + call.count) * length;
             item.slots = test.slots;
             item.slots_before = test.slots_before;
             item.rows = test.rows;
             item.first_row = test.first_row;
             item.begins = part == 0 ? 1 : 0;
             item.before_decays = test.before_decays ? 1 : 0;
+            item.counts = counts ? 1 : 0;
+            item.log2_decay = std::log2(test.decay);
             each.keep(item.first_kept, item.end_kept, false, weights, largest);
-            log_sums.insert(log_sums.end(), each.log_sums.begin() + item.first_kept * query_heads,
-                            each.log_sums.begin() + item.end_kept * query_heads);
-            for (uint32_t i = 0; i <= test.rows; ++i) powers.push_back(each.power(i));
-            most_slots = std::max(most_slots, test.slots);
-            items.push_back(item);
+            largest.insert(largest.end(), each.log_sums.begin() + item.first_kept * query_heads,
+                           each.log_sums.begin() + item.end_kept * query_heads);
+            weights.resize(largest.size() * 16, 0x7e00);
+            call.most_slots = std::max(call.most_slots, test.slots);
+            ++call.count;
         }
-        const device_array<uint16_t> on_weights(weights);
-        const device_array<float> on_largest(largest), on_log_sums(log_sums), on_powers(powers);
-        const device_array<kernels::observe_item> on_items(items);
-        kernels::observe_parameters call;
-        call.weights = on_weights.data();
-        call.largest = on_largest.data();
-        call.log_sums = on_log_sums.data();
-        call.powers = on_powers.data();
-        call.before = before.data();
+        device_array<uint16_t> on_weights(weights);
+        device_array<float> on_largest(largest);
+        call.kept = {on_weights.data(), on_largest.data()};
         call.sums = sums.data();
-        call.items = on_items.data();
         call.sums_stride = cohort[0].stride;
-        call.count = static_cast<uint32_t>(items.size());
         call.kv_heads = heads;
         call.group = group;
-        call.most_slots = most_slots;
-        call.counts = counts;
         const launch_report report =
-            launch({.blocks = kernels::observe_blocks(call.count, heads, most_slots),
+            launch({.blocks = kernels::observe_blocks(call.count, heads, call.most_slots),
                     .threads = kernels::observe_threads,
                     .order = order},
                    [&] { kernels::observe_rows<context>(call); });

@@ -1,0 +1,45 @@
+// Rounds of scorers that go by what attention gave each slot: its sums, which neighbours may share.
+#include "driver/rounds.hpp"
+#include "kernels/pool.hpp"
+
+namespace kvrt::cuda {
+
+using namespace kernels;
+
+void round_runner::pack_observed(const round_share& mine, places& at) {
+    auto* rows = append<pool_row>(mine.heads(), at.observed);
+    for (uint32_t i = 0; i < mine.count; ++i) {
+        const kvrt_round_lane& lane = mine.lanes[i];
+        for (uint32_t h = 0; h < mine.kv_heads; ++h) {
+            const uint32_t head = i * mine.kv_heads + h;
+            const auto row_of = [&](uint64_t sums) {
+                return sums == no_sums ? 0 : sums + h * mine.sums_stride;
+            };
+            *rows++ = {row_of(lane.sums.present),
+                       row_of(lane.sums.before),
+                       mine.first + uint64_t{head} * mine.rows * mine.stride,
+                       head,
+                       lane.slots,
+                       lane.sums.slots,
+                       lane.sums.slots_before,
+                       0};
+        }
+    }
+}
+
+status round_scores::score_observed(const score_call& call) {
+    const kvrt_round_scores& scored = call.first().scores;
+    pool_parameters parameters;
+    parameters.sums = call.round.sums;
+    parameters.scores = call.scores;
+    parameters.guarded = call.guarded;
+    parameters.rows = call.observed;
+    parameters.count = call.share.heads();
+    parameters.most_slots = call.share.most_slots;
+    parameters.width = scored.pool_width;
+    parameters.greatest = scored.pool_maximum != 0;
+    return functions_->launch(pool_, pool_blocks(parameters.count, parameters.most_slots),
+                              pool_threads, 0, call.stream, &parameters);
+}
+
+}  // namespace kvrt::cuda
