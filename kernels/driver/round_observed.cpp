@@ -1,5 +1,6 @@
 // Rounds of scorers that go by what attention gave each slot: its sums, which neighbours may share.
 #include "driver/rounds.hpp"
+#include "kernels/compact.hpp"
 #include "kernels/pool.hpp"
 
 namespace kvrt::cuda {

@@ -43,8 +43,6 @@ struct round_pools : rope_of_tests, twin_pools {
         : twin_pools(flags, layers_for_rounds(rope_of_tests::rope), plugin) {}
     explicit round_pools(std::unique_ptr<twin_model> model) : twin_pools(0, std::move(model)) {}
 
-    explicit round_pools(std::unique_ptr<twin_model> wanted) : twin_pools(0, std::move(wanted)) {}
-
     /// The same means and covariances of queries in both.
     void give_statistics() {
         for (uint32_t layer : {0u, 1u, 3u}) {
