@@ -24,16 +24,16 @@
  * policies run no rounds for it.
  *
  * Policies and kv_compress: STREAMING, RANDOM, KEY_NORM, TRIATTENTION with statistics that were
- * given, and H2O, SCISSORHANDS, TOVA and SNAPKV without SAMPLE, as docs/device.md says; their rounds are enqueued behind the step, on its stream, and
- * blocks return with it. kv_compress outside of steps goes to a stream of the pool's, or that of an
- * open step, which must not be captured then. The first policy takes device memory for positions
- * and scores. Other policies, those of layers that seal, kv_seq_fit_affine and KV_POOL_DEBUG are
- * UNSUPPORTED. Attention is observed there, as kv_attend enqueues it; while its stream is captured
- * that is UNSUPPORTED, unless KV_ATTEND_NO_STATISTICS leaves it out, so that replayed steps observe
- * nothing. lost_attention is NaN then, and a fork copies what was observed, on the stream of an
- * open step (which must not be captured) or one of the pool's. max_observed_sequences takes device
- * memory when the pool is created: for each of them 12 bytes for every KV head and token of
- * max_tokens_per_sequence that a policy may choose, and room for a step's weights.
+ * given, and H2O, SCISSORHANDS, TOVA and SNAPKV without SAMPLE, as docs/device.md says; their
+ * rounds are enqueued behind the step, on its stream, and blocks return with it. kv_compress
+ * outside of steps goes to a stream of the pool's, or that of an open step, which must not be
+ * captured then. The first policy takes device memory for positions and scores. Other policies,
+ * those of layers that seal, kv_seq_fit_affine and KV_POOL_DEBUG are UNSUPPORTED. Attention is
+ * observed there, as kv_attend enqueues it; while its stream is captured that is UNSUPPORTED,
+ * unless KV_ATTEND_NO_STATISTICS leaves it out, so that replayed steps observe nothing.
+ * lost_attention is NaN then, and a fork copies what was observed, on such a stream, too.
+ * max_observed_sequences takes device memory when the pool is created: 12 bytes for every KV head
+ * and token that may be observed of each, and room for weights.
  *
  * kv_plan answers as for the CPU, and needs no device. Its metadata_bytes leave out the image of
  * the tables on the device (see kv_cuda_tables), which takes as much there: for each of two steps
