@@ -135,7 +135,7 @@ void drive(observing_pools& pools, const kv_policy& policy, uint32_t steps, bool
     for (uint32_t step = 0; step < steps; ++step) {
         CAPTURE(step);
         if (step == 3) sequences.push_back(pools.fork(sequences[0]));
-        if (step == 6) pools.truncate(sequences[1], sequences[1].tokens - 2);
+        if (step == 7) pools.truncate(sequences[1], sequences[1].tokens - 1);  // no round since
         pools.attend_flags = step == 8 ? KV_ATTEND_NO_STATISTICS : 0;
         std::vector<twin_append> items;
         for (twin_sequence& each : sequences) {
@@ -183,7 +183,7 @@ TEST_CASE("rounds on the device go by what attention gave there, as those on the
     drive(pools, policy, 13, looks);
     CHECK(pools.differences == 0);
     CHECK(pools.worst_sum < 4e-3);
-    CHECK(pools.rounds >= 8);
+    CHECK(pools.rounds >= 5);
     CHECK(pools.compared_positions > 500);
     CHECK(pools.compared_outputs > 50);
     CHECK((pools.compared_sums > 1000) == looks);
@@ -194,7 +194,7 @@ TEST_CASE("all that queries have paid since a prompt, without rounds, and one be
     observing_pools pools;
     kv_policy policy = policy_of(KV_SCORER_H2O);
     policy.every = 0;
-    drive(pools, policy, 7, true);
+    drive(pools, policy, 8, true);
     policy = policy_of(KV_SCORER_SNAPKV);
     policy.prompt_tokens = 90;
     policy.flags = KV_POLICY_AT_PROMPT_END;
