@@ -31,7 +31,10 @@ extern "C" __global__ void __launch_bounds__(select_threads)
     kvrt_reserve_slots(const __grid_constant__ reserve_parameters call) {
     reserve_slots<cuda_context>(call);
 }
-extern "C" __global__ void __launch_bounds__(select_threads)
+/// Of a multiprocessor, at least. Told so, ptxas takes the registers there are, and spills none.
+constexpr int quota_blocks_at_once = 4;
+
+extern "C" __global__ void __launch_bounds__(select_threads, quota_blocks_at_once)
     kvrt_reserve_segments(const __grid_constant__ quota_parameters call) {
     reserve_segments<cuda_context>(call);
 }
