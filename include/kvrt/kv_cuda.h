@@ -4,8 +4,8 @@
  * A pool is made on the device that is current for the calling thread, or on the first, in that
  * device's primary context (the one that the runtime API uses). Streams belong to that context. No
  * call leaves another context current than the caller's, none uses the default stream, and none
- * waits for the device, but kv_pool_release, and kv_seq_get_positions where a policy has chosen
- * tokens by scores.
+ * waits for the device, but kv_pool_release, kv_seq_get_statistics, kv_seq_save_statistics,
+ * kv_seq_fit_affine, and kv_seq_get_positions where a policy has chosen tokens by scores.
  *
  * A step's work, the library's and that of the host's own kernels, is enqueued on one stream
  * between kv_cuda_step_use_stream and kv_step_end, which puts an event behind it. Blocks that the
@@ -23,12 +23,18 @@
  * coded again. pressure_percent demotes when a step is reserved, and is reported with that one;
  * policies run no rounds for it.
  *
- * Policies and kv_compress: STREAMING, RANDOM, KEY_NORM and TRIATTENTION with statistics that were
- * given, as docs/device.md says; their rounds are enqueued behind the step, on its stream, and
- * blocks return with it. kv_compress outside of steps goes to a stream of the pool's, or that of an
- * open step, which must not be captured then. The first policy takes device memory for positions
- * and scores. Other policies, those of layers that seal, kv_seq_fit_affine, KV_POOL_DEBUG and
- * max_observed_sequences are UNSUPPORTED.
+ * Policies and kv_compress: STREAMING, RANDOM, KEY_NORM, TRIATTENTION, KEYDIFF, LAGKV, VASE_SKETCH
+ * and EXPECTED_ATTENTION, without SAMPLE, as docs/device.md says; their rounds are enqueued behind
+ * the step, on its stream, and blocks return with it. kv_compress outside of steps goes to a stream
+ * of the pool's, or that of an open step, which must not be captured then. The first policy takes
+ * device memory for positions and scores. Other policies, those of layers that seal, KV_POOL_DEBUG
+ * and max_observed_sequences are UNSUPPORTED.
+ *
+ * Statistics of queries are gathered as kv_attend is called. The first sequence that may gather
+ * them takes device memory: for each of max_sequences 72 bytes for every band of every query head,
+ * and 16 for the head. In a captured step that is UNSUPPORTED, unless KV_ATTEND_NO_STATISTICS
+ * leaves them out: replayed steps gather nothing. A fork copies them, on the stream of an open step
+ * (which must not be captured then) or one of the pool's.
  *
  * kv_plan answers as for the CPU, and needs no device. Its metadata_bytes leave out the image of
  * the tables on the device (see kv_cuda_tables), which takes as much there: for each of two steps

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "driver/gather.hpp"
 #include "driver/verbs.hpp"
 #include "kernels/places.hpp"
 #include "kernels/score_directions.hpp"
@@ -76,6 +77,7 @@ const round_scorer round_scores::scorers[] = {
 round_scores::round_scores()
     : places_{"kvrt_score_places"},
       normalise_{"kvrt_normalise_and_reduce"},
+      moments_{"kvrt_make_moments"},
       sum_directions_{"kvrt_sum_directions"},
       score_directions_{"kvrt_score_directions"},
       deviations_{"kvrt_measure_deviations"},
@@ -116,8 +118,8 @@ const round_scorer* round_scores::find(uint32_t scorer) {
 status round_scores::create(kernel_functions& functions) {
     functions_ = &functions;
     for (kernel_function* each :
-         {&places_, &normalise_, &sum_directions_, &score_directions_, &deviations_, &ranks_,
-          &draw_sketches_, &score_sketches_, &expected_, &soften_, &share_}) {
+         {&places_, &normalise_, &moments_, &sum_directions_, &score_directions_, &deviations_,
+          &ranks_, &draw_sketches_, &score_sketches_, &expected_, &soften_, &share_}) {
         KVRT_TRY(functions.find(*each));
     }
     for (key_functions& each : readers_) {
@@ -150,7 +152,21 @@ status round_scores::check(const kvrt_lane& lane, const block_place& place, uint
 }
 
 status round_scores::launch(const score_call& call) {
+    if (call.share.gathers) KVRT_TRY(make_moments(call));
     return (this->*find(call.first().scores.scorer)->launch)(call);
+}
+
+status round_scores::make_moments(const score_call& call) {
+    const round_share& share = call.share;
+    const kvrt_round_scores& scored = call.first().scores;
+    moments_parameters parameters;
+    parameters.memory = query_memory_of(call.round.queries);
+    parameters.lanes = call.moments;
+    parameters.count = share.count;
+    parameters.heads = share.kv_heads * scored.group;
+    parameters.bands = share.place.keys.dim - scored.rotated;
+    return functions_->launch(moments_, parameters.count * parameters.heads, gather_threads,
+                              gather_shared_bytes, call.stream, &parameters);
 }
 
 status round_scores::find_reader(const score_call& call, key_functions*& reader) {

@@ -7,6 +7,7 @@
 #include "device/plugin.h"
 #include "driver/functions.hpp"
 #include "kernels/candidates.hpp"
+#include "kernels/gather_queries.hpp"
 #include "kernels/normalise.hpp"
 #include "kernels/score.hpp"
 
@@ -21,6 +22,7 @@ struct round_share {
     uint32_t rows = 1;  ///< of scores, of a KV head
     uint32_t sets = 0;  ///< of survivors
     bool shares_sets = false;
+    bool gathers = false;  ///< moments of some lanes are made first
     uint64_t stride = 0;
     uint64_t scratch = 0;            ///< floats of a KV head
     const float* moments = nullptr;  ///< of the device: the least of its lanes'
@@ -44,6 +46,7 @@ struct score_call {
     const std::byte* batch;
     const std::byte* lanes;                ///< as the scorer has described them
     const kernels::normalise_head* heads;  ///< [share.heads()]
+    const kernels::moments_lane* moments;  ///< [share.count]
     const kernels::guarded_slots* guarded;
     float* scores;
     float* scratch;  ///< [share.heads()][share.scratch], on 64 bytes
@@ -121,6 +124,7 @@ class round_scores {
     static const round_scorer scorers[];
 
     key_functions* reader_of(const kernels::operand_place& keys);
+    status make_moments(const score_call& call);
     status find_reader(const score_call& call, key_functions*& reader);
     status score_places(const score_call& call);
     status score_norms(const score_call& call);
@@ -133,8 +137,8 @@ class round_scores {
     status normalise(const score_call& call);
 
     kernel_functions* functions_ = nullptr;
-    kernel_function places_, normalise_, sum_directions_, score_directions_, deviations_, ranks_,
-        draw_sketches_, score_sketches_, expected_, soften_, share_;
+    kernel_function places_, normalise_, moments_, sum_directions_, score_directions_, deviations_,
+        ranks_, draw_sketches_, score_sketches_, expected_, soften_, share_;
     key_functions readers_[8];
 };
 

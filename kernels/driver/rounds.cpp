@@ -27,7 +27,7 @@ constexpr uint32_t most_arrays = 10;  ///< of a share, beside those of its lanes
 /// What a lane adds to a batch, at most.
 uint64_t lane_bytes(uint64_t blocks, uint64_t pinned, uint64_t phases, uint64_t heads) {
     const uint64_t lists = sizeof(guard_lane) + round_scores::most_lane_bytes() +
-                           sizeof(compact_lane) + sizeof(score_join) +
+                           sizeof(compact_lane) + sizeof(score_join) + sizeof(moments_lane) +
                            heads * (sizeof(normalise_head) + sizeof(select_set) + sizeof(uint64_t));
     return lists + 2 * blocks * sizeof(uint32_t) + pinned * sizeof(position_range) +
            phases * sizeof(double) + (most_arrays + 4) * batch_alignment;
@@ -195,6 +195,7 @@ round_runner::places round_runner::pack(round_share& mine) {
     auto* const heads = append<normalise_head>(mine.heads(), at.heads);
     auto* const sets = append<select_set>(mine.heads(), at.sets);
     auto* const moves = append<compact_lane>(mine.count, at.moves);
+    auto* const moments = append<moments_lane>(mine.count, at.moments);
     const uint32_t joined = mine.shares_sets ? mine.heads() : 0;
     auto* const members = append<uint64_t>(joined, members_at);
     auto* const joins = append<score_join>(mine.shares_sets ? mine.count : 0, at.joins);
@@ -235,6 +236,9 @@ round_runner::places round_runner::pack(round_share& mine) {
                         {source / sizeof(uint32_t), phases_at_ / sizeof(double), row,
                          static_cast<uint64_t>(scored.moments - mine.moments)},
                         scored_lanes + i * scorer.lane_bytes);
+        moments[i] = {scored.first_band, scored.first_query_head, scored.place,
+                      scored.gathered != 0 ? scored.counts : no_sequence};
+        mine.gathers = mine.gathers || scored.gathered != 0;
         const bool leads = i == 0 || !mine.shares_sets || from.set != mine.lanes[i - 1].set;
         if (leads) leader = i;
         for (uint32_t h = 0; h < mine.kv_heads; ++h) {
@@ -316,7 +320,8 @@ status round_runner::run_share(stream_handle stream, const kvrt_round& round, ro
                                 guard_shared_bytes, stream, &guards));
     KVRT_TRY(scorers_.launch({stream, round, mine, on_device<std::byte>(0),
                               on_device<std::byte>(at.scores), on_device<normalise_head>(at.heads),
-                              guarded(mine), scores(), scratch(mine)}));
+                              on_device<moments_lane>(at.moments), guarded(mine), scores(),
+                              scratch(mine)}));
     return launch_rest(stream, mine, at);
 }
 

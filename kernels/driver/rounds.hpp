@@ -35,7 +35,7 @@ class round_runner {
   private:
     /// Places in the batch, in bytes.
     struct places {
-        uint64_t guards, scores, heads, sets, joins, moves;
+        uint64_t guards, scores, heads, sets, joins, moves, moments;
     };
 
     uint64_t batch_bytes(const kvrt_round& round) const;
