@@ -1,6 +1,7 @@
-// score_directions.hpp, score_lag.hpp, score_sketch.hpp, score_expected.hpp and transform.hpp for
-// the GPU.
+// What scores by content, and gathers statistics of queries: gather_queries.hpp, transform.hpp and
+// score_*.hpp but score.hpp, for the GPU.
 #include "kernels/cuda_context.cuh"
+#include "kernels/gather_queries.hpp"
 #include "kernels/score_directions.hpp"
 #include "kernels/score_expected.hpp"
 #include "kernels/score_lag.hpp"
@@ -9,19 +10,27 @@
 
 using namespace kvrt::kernels;
 
-extern "C" __global__ void __launch_bounds__(direction_threads)
+extern "C" __global__ void __launch_bounds__(gather_threads, 4)
+    kvrt_gather_queries(const __grid_constant__ query_parameters call) {
+    gather_queries<cuda_context>(call);
+}
+extern "C" __global__ void __launch_bounds__(gather_threads, 4)
+    kvrt_make_moments(const __grid_constant__ moments_parameters call) {
+    make_moments<cuda_context>(call);
+}
+extern "C" __global__ void __launch_bounds__(direction_threads, 2)
     kvrt_sum_directions(const __grid_constant__ direction_parameters call) {
     sum_directions<cuda_context>(call);
 }
-extern "C" __global__ void __launch_bounds__(score_threads)
+extern "C" __global__ void __launch_bounds__(score_threads, 4)
     kvrt_score_directions(const __grid_constant__ direction_parameters call) {
     score_directions<cuda_context>(call);
 }
-extern "C" __global__ void __launch_bounds__(lag_threads)
+extern "C" __global__ void __launch_bounds__(lag_threads, 4)
     kvrt_measure_deviations(const __grid_constant__ lag_parameters call) {
     measure_deviations<cuda_context>(call);
 }
-extern "C" __global__ void __launch_bounds__(lag_threads)
+extern "C" __global__ void __launch_bounds__(lag_threads, 4)
     kvrt_rank_lag_parts(const __grid_constant__ lag_parameters call) {
     rank_lag_parts<cuda_context>(call);
 }
@@ -29,11 +38,11 @@ extern "C" __global__ void __launch_bounds__(sketch_threads)
     kvrt_draw_sketches(const __grid_constant__ sketch_parameters call) {
     draw_sketches<cuda_context>(call);
 }
-extern "C" __global__ void __launch_bounds__(score_threads)
+extern "C" __global__ void __launch_bounds__(score_threads, 4)
     kvrt_score_sketches(const __grid_constant__ sketch_parameters call) {
     score_sketches<cuda_context>(call);
 }
-extern "C" __global__ void __launch_bounds__(score_threads)
+extern "C" __global__ void __launch_bounds__(score_threads, 4)
     kvrt_score_expected(const __grid_constant__ expected_parameters call) {
     score_expected<cuda_context>(call);
 }

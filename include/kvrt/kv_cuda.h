@@ -4,8 +4,9 @@
  * A pool is made on the device that is current for the calling thread, or on the first, in that
  * device's primary context (the one that the runtime API uses). Streams belong to that context. No
  * call leaves another context current than the caller's, none uses the default stream, and none
- * waits for the device, but kv_pool_release, kv_seq_get_scores, and kv_seq_get_positions where a
- * policy has chosen tokens by scores.
+ * waits for the device, but kv_pool_release, kv_seq_get_scores, kv_seq_get_statistics,
+ * kv_seq_save_statistics, kv_seq_fit_affine, and kv_seq_get_positions where a policy has chosen
+ * tokens by scores.
  *
  * A step's work, the library's and that of the host's own kernels, is enqueued on one stream
  * between kv_cuda_step_use_stream and kv_step_end, which puts an event behind it. Blocks that the
@@ -23,20 +24,27 @@
  * coded again. Under pressure_percent a step's end demotes, and runs rounds of policies, as on the
  * CPU; what they give up comes back once the step has passed.
  *
- * Policies and kv_compress: STREAMING, RANDOM, KEY_NORM, TRIATTENTION with statistics that were
- * given, and H2O, SCISSORHANDS, TOVA and SNAPKV without SAMPLE, with every selection, as
+ * Policies and kv_compress: STREAMING, RANDOM, KEY_NORM, TRIATTENTION, KEYDIFF, LAGKV, VASE_SKETCH,
+ * EXPECTED_ATTENTION, H2O, SCISSORHANDS, TOVA and SNAPKV, without SAMPLE, with every selection, as
  * docs/device.md says; their rounds are enqueued behind the step, on its stream, and blocks return
  * with it. kv_compress outside of steps goes to a stream of the pool's, or that of an open step,
  * which must not be captured then. The first policy takes device memory for positions and scores,
  * kv_cuda_pool_set_scoring for matrix products. Other policies, allocators by scores (ADAPTIVE,
  * THRESHOLD: only the device would know how many tokens stay), those of layers that seal and
- * KV_POOL_DEBUG are UNSUPPORTED. Attention is observed there, as kv_attend enqueues it; while its
- * stream is captured that is UNSUPPORTED, unless KV_ATTEND_NO_STATISTICS leaves it out, so that
- * replayed steps observe nothing. lost_attention is NaN then, and a fork copies what was observed,
- * on the stream of an open step (which must not be captured) or one of the pool's.
- * max_observed_sequences takes device memory when the pool is created: for each of them 12 bytes
- * for every KV head and token of max_tokens_per_sequence that a policy may choose, and room for a
- * step's weights.
+ * KV_POOL_DEBUG are UNSUPPORTED.
+ *
+ * Attention is observed there, as kv_attend enqueues it; while its stream is captured that is
+ * UNSUPPORTED, unless KV_ATTEND_NO_STATISTICS leaves it out, so that replayed steps observe
+ * nothing. lost_attention is NaN then, and a fork copies what was observed, on the stream of an
+ * open step (which must not be captured) or one of the pool's. max_observed_sequences takes device
+ * memory when the pool is created: for each of them 12 bytes for every KV head and token of
+ * max_tokens_per_sequence that a policy may choose, and room for a step's weights.
+ *
+ * Statistics of queries are gathered as kv_attend is called. The first sequence that may gather
+ * them takes device memory: for each of max_sequences 72 bytes for every band of every query head,
+ * and 16 for the head. In a captured step that is UNSUPPORTED, unless KV_ATTEND_NO_STATISTICS
+ * leaves them out: replayed steps gather nothing. A fork copies them, on the stream of an open step
+ * (which must not be captured then) or one of the pool's.
  *
  * kv_plan answers as for the CPU, and needs no device. Its metadata_bytes leave out the image of
  * the tables on the device (see kv_cuda_tables), which takes as much there: for each of two steps

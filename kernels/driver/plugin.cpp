@@ -8,6 +8,7 @@
 #include "driver/buffer.hpp"
 #include "driver/counters.hpp"
 #include "driver/description.hpp"
+#include "driver/gather.hpp"
 #include "driver/rounds.hpp"
 #include "driver/table.hpp"
 #include "driver/verbs.hpp"
@@ -27,6 +28,7 @@ struct kvrt_device {
     device_table table;
     staging_ring staging;
     round_runner rounds;
+    query_gatherer queries;
     fence_ring fences;
 
     explicit kvrt_device(const kvrt_device_options& options)
@@ -196,6 +198,23 @@ kv_status create_rounds(kvrt_device* device, kvrt_round_memory* memory) {
     return device->rounds.create(device->context, device->functions, *memory);
 }
 
+kv_status create_queries(kvrt_device* device, uint64_t places, kvrt_query_memory* memory) {
+    return device->queries.create(device->context, device->functions, places, *memory);
+}
+
+kv_status gather_queries(kvrt_device* device, uint64_t step, kvrt_gather_queries* call) {
+    const stream_handle stream = device->fences.stream_of(step);
+    if (stream == nullptr) return fail(KV_INTERNAL, "step {} has no stream", step);
+    const current_context here(device->context);
+    KVRT_TRY(here.state());
+    int capture = capture_none;
+    KVRT_TRY(device->context.check(device->context.calls().stream_is_capturing(stream, &capture),
+                                   "cuStreamIsCapturing"));
+    call->captured = capture != capture_none ? 1 : 0;
+    if (call->captured != 0) return KV_OK;
+    return device->queries.run(device->functions, stream, *call);
+}
+
 kv_status open_round(kvrt_device* device, uint64_t step) {
     return device->fences.go_on(step, device->rounds.stream());
 }
@@ -268,6 +287,8 @@ const kvrt_plugin plugin = {
     .run_round = run_round,
     .read_words = read_words,
     .copy_words = copy_words,
+    .create_queries = create_queries,
+    .gather_queries = gather_queries,
     .seal_blocks = seal_blocks,
     .create_counters = create_counters,
     .fetch_counters = fetch_counters,

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "driver/gather.hpp"
 #include "driver/verbs.hpp"
 #include "kernels/places.hpp"
 #include "kernels/score_directions.hpp"
@@ -87,6 +88,7 @@ round_scores::round_scores()
     : places_{"kvrt_score_places"},
       normalise_{"kvrt_normalise_and_reduce"},
       pool_{"kvrt_pool_rows"},
+      moments_{"kvrt_make_moments"},
       sum_directions_{"kvrt_sum_directions"},
       score_directions_{"kvrt_score_directions"},
       deviations_{"kvrt_measure_deviations"},
@@ -126,9 +128,9 @@ const round_scorer* round_scores::find(uint32_t scorer) {
 
 status round_scores::create(kernel_functions& functions) {
     functions_ = &functions;
-    for (kernel_function* each :
-         {&places_, &normalise_, &pool_, &sum_directions_, &score_directions_, &deviations_,
-          &ranks_, &draw_sketches_, &score_sketches_, &expected_, &soften_, &share_}) {
+    for (kernel_function* each : {&places_, &normalise_, &moments_, &pool_, &sum_directions_,
+                                  &score_directions_, &deviations_, &ranks_, &draw_sketches_,
+                                  &score_sketches_, &expected_, &soften_, &share_}) {
         KVRT_TRY(functions.find(*each));
     }
     for (key_functions& each : readers_) {
@@ -167,7 +169,21 @@ status round_scores::check_ranges(const kvrt_lane& lane, const block_place& plac
 }
 
 status round_scores::launch(const score_call& call) {
+    if (call.share.gathers) KVRT_TRY(make_moments(call));
     return (this->*find(call.first().scores.scorer)->launch)(call);
+}
+
+status round_scores::make_moments(const score_call& call) {
+    const round_share& share = call.share;
+    const kvrt_round_scores& scored = call.first().scores;
+    moments_parameters parameters;
+    parameters.memory = query_memory_of(call.round.queries);
+    parameters.lanes = call.moments;
+    parameters.count = share.count;
+    parameters.heads = share.kv_heads * scored.group;
+    parameters.bands = share.place.keys.dim - scored.rotated;
+    return functions_->launch(moments_, parameters.count * parameters.heads, gather_threads,
+                              gather_shared_bytes, call.stream, &parameters);
 }
 
 status round_scores::find_reader(const score_call& call, key_functions*& reader) {

@@ -8,6 +8,7 @@
 #include "driver/functions.hpp"
 #include "driver/triattention.hpp"
 #include "kernels/candidates.hpp"
+#include "kernels/gather_queries.hpp"
 #include "kernels/normalise.hpp"
 #include "kernels/pool.hpp"
 #include "kernels/score.hpp"
@@ -23,6 +24,7 @@ struct round_share {
     uint32_t rows = 1;         ///< of scores, of a KV head
     bool shares_sets = false;  ///< all heads of a lane have one
     bool reserves = false;     ///< by ranges of values, which have a row of each head, too
+    bool gathers = false;      ///< moments of some lanes are made first
     uint64_t stride = 0;
     uint64_t first = 0;  ///< where its rows begin
     uint64_t guarded_at = 0, scratch_at = 0;
@@ -52,6 +54,7 @@ struct score_call {
     const std::byte* batch;
     const std::byte* lanes;                ///< as the scorer has described them
     const kernels::normalise_head* heads;  ///< [share.heads()]
+    const kernels::moments_lane* moments;  ///< [share.count]
     const kernels::guarded_slots* guarded;
     float* scores;
     float* scratch;                     ///< [share.heads()][share.scratch], on 64 bytes
@@ -139,6 +142,7 @@ class round_scores {
     static const round_scorer scorers[];
 
     key_functions* reader_of(const kernels::operand_place& keys);
+    status make_moments(const score_call& call);
     status find_reader(const score_call& call, key_functions*& reader);
     status score_places(const score_call& call);
     status score_norms(const score_call& call);
@@ -153,8 +157,8 @@ class round_scores {
 
     kernel_functions* functions_ = nullptr;
     triattention_scorer triattention_;
-    kernel_function places_, normalise_, pool_, sum_directions_, score_directions_, deviations_,
-        ranks_, draw_sketches_, score_sketches_, expected_, soften_, share_;
+    kernel_function places_, normalise_, moments_, pool_, sum_directions_, score_directions_,
+        deviations_, ranks_, draw_sketches_, score_sketches_, expected_, soften_, share_;
     key_functions readers_[8];
 };
 

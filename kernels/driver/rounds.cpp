@@ -19,13 +19,14 @@ using namespace kernels;
 constexpr uint64_t comfortable_workspace = uint64_t{64} << 20;
 constexpr uint64_t least_staging = uint64_t{64} << 10;
 constexpr uint64_t most_staging = uint64_t{8} << 20;
-constexpr uint32_t most_arrays = 17;  ///< of a share, beside those of its lanes
+constexpr uint32_t most_arrays = 18;  ///< of a share, beside those of its lanes
 
 /// What a lane adds to a batch, at most.
 uint64_t lane_bytes(uint64_t blocks, uint64_t pinned, uint64_t phases, uint64_t heads,
                     bool segmented) {
     const uint64_t lists = sizeof(guard_lane) + round_scores::most_lane_bytes() +
-                           sizeof(score_lane) + sizeof(compact_lane) + sizeof(uint64_t);
+                           sizeof(score_lane) + sizeof(moments_lane) + sizeof(compact_lane) +
+                           sizeof(uint64_t);
     const uint64_t of_head = sizeof(normalise_head) + sizeof(select_set) + sizeof(reserve_set) +
                              (segmented ? sizeof(quota_set) : 0) + sizeof(pool_row) +
                              sizeof(uint32_t) + 2 * (sizeof(score_join) + 2 * sizeof(uint64_t));
@@ -227,6 +228,7 @@ round_runner::places round_runner::pack(round_share& mine, set_lists& sets) {
     auto* const ranges = append<score_lane>(mine.reserves ? mine.count : 0, at.ranges);
     auto* const tables = append<uint64_t>(mine.count, tables_at);
     auto* const moves = at_host<compact_lane>(sets.moves) + sets.lanes;
+    auto* const moments = append<moments_lane>(mine.count, at.moments);
     for (uint32_t i = 0; i < mine.count; ++i) {
         const kvrt_round_lane& from = mine.lanes[i];
         const kvrt_round_scores& scored = from.scores;
@@ -264,6 +266,9 @@ round_runner::places round_runner::pack(round_share& mine, set_lists& sets) {
                         {tables[i], phases_at / sizeof(double), row,
                          static_cast<uint64_t>(scored.moments - mine.moments)},
                         scored_lanes + i * scorer.lane_bytes);
+        moments[i] = {scored.first_band, scored.first_query_head, scored.place,
+                      scored.gathered != 0 ? scored.counts : no_sequence};
+        mine.gathers = mine.gathers || scored.gathered != 0;
         if (mine.reserves) {
             const uint64_t to = mine.ranges_at() + uint64_t{i} * mine.kv_heads * mine.stride;
             ranges[i] = {tables[i], to, 0, 0, from.slots, 0};
@@ -329,6 +334,7 @@ status round_runner::score(stream_handle stream, const kvrt_round& round, const 
                              on_device<std::byte>(0),
                              on_device<std::byte>(at.scores),
                              on_device<normalise_head>(at.heads),
+                             on_device<moments_lane>(at.moments),
                              guarded(mine),
                              scores(),
                              scores() + mine.scratch_at,

@@ -70,7 +70,7 @@ class round_runner {
     /// Places in the batch, in bytes, of what is told of a share.
     struct places {
         uint64_t guards = 0, scores = 0, heads = 0, ranges = 0;
-        uint64_t joins = 0, range_joins = 0, observed = 0;
+        uint64_t joins = 0, range_joins = 0, observed = 0, moments = 0;
         uint32_t join_count = 0;
     };
     /// The same of sets of survivors, as they become complete, and of how lanes move.

@@ -220,14 +220,22 @@ status set_statistics(kv_pool& pool, const kv_query_statistics* user) {
     return KV_OK;
 }
 
+/// Of a sequence's own queries, wherever their sums are.
+status own_moments(kv_pool& pool, const sequence& source, uint32_t layer,
+                   const query_moments<float>& out, uint64_t& tokens) {
+    const uint32_t index = pool.store.sequences.index(source);
+    if (pool.store.on_device()) return read_moments(pool.steps, index, layer, out, tokens);
+    tokens = online_moments(pool.store, pool.retention.statistics, index, layer, out);
+    return KV_OK;
+}
+
 status get_statistics(kv_pool& pool, const sequence& source, kv_query_statistics* user) {
     kv_query_statistics local;
     KVRT_TRY(adopt(user, 0, "statistics (kv_query_statistics)", local));
     KVRT_TRY(check_statistics(pool, local));
     const uint64_t length = layer_statistics_length(pool.store, local.layer);
     const query_moments<float> target = arrays_of(local);
-    local.tokens = online_moments(pool.store, pool.retention.statistics,
-                                  pool.store.sequences.index(source), local.layer, target);
+    KVRT_TRY(own_moments(pool, source, local.layer, target, local.tokens));
     if (local.tokens == 0) {
         for (float* array : {target.mean_real, target.mean_imaginary, target.mean_magnitude,
                              target.variance_real, target.variance_imaginary, target.covariance}) {
@@ -275,9 +283,7 @@ status save(kv_pool& pool, const sequence& source, const char* path) {
     for (uint32_t i = 0; i < file.records.size(); ++i) {
         layer_statistics& record = file.records[i];
         if (record.query_heads == 0) continue;
-        record.tokens =
-            online_moments(pool.store, pool.retention.statistics,
-                           pool.store.sequences.index(source), file.layer[i], record.moments);
+        KVRT_TRY(own_moments(pool, source, file.layer[i], record.moments, record.tokens));
         any = any || record.tokens != 0;
     }
     if (!any) {

@@ -38,6 +38,13 @@ status create(kv_pool& pool, const kv_seq_config* config, kv_seq* out_seq) {
         release_sequence(pool.store, *target);
         return verdict;
     }
+    if (pool.store.on_device() && (local.flags & KV_SEQ_GATHER_STATISTICS) != 0) {
+        const status prepared = pool.steps.queries.prepare(pool.steps);
+        if (prepared < 0) {
+            release_sequence(pool.store, *target);
+            return prepared;
+        }
+    }
     target->user_data = local.user_data;
     target->gathers_statistics = (local.flags & KV_SEQ_GATHER_STATISTICS) != 0;
     reset_statistics(pool.store, pool.retention.statistics, pool.store.sequences.index(*target));
@@ -82,11 +89,15 @@ status fork(kv_pool& pool, sequence& parent, uint32_t count, kv_seq* out_childre
         out_children[i] = store.sequences.handle(*child);
     }
     if (!store.on_device()) return KV_OK;
-    const status copied = copy_sums(pool.steps, parent, out_children, count);
-    for (uint32_t i = 0; i < count && copied < 0; ++i) {
+    status verdict = copy_sums(pool.steps, parent, out_children, count);
+    for (uint32_t i = 0; i < count && verdict == KV_OK; ++i) {
+        verdict = copy_queries(pool.steps, store.sequences.index(parent),
+                               store.sequences.index(*store.sequences.find(out_children[i])));
+    }
+    for (uint32_t i = 0; i < count && verdict < 0; ++i) {
         release_sequence(store, *store.sequences.find(out_children[i]));
     }
-    return copied;
+    return verdict;
 }
 
 status truncate(kv_pool& pool, sequence& target, uint64_t tokens_seen) {

@@ -218,6 +218,38 @@ typedef struct kvrt_attend_rows {
 
 #define KVRT_MOST_POSITIONS 16u
 
+/* Statistics of queries on the device, as query_memory of kernels/gather_queries.hpp. In: sizes. */
+typedef struct kvrt_query_memory {
+    uint64_t length, heads; /* bands and query heads of all layers that have statistics */
+    double* totals;         /* out, of the device: [places][6][length] */
+    float* pending;         /* likewise; what rounds leave moments in */
+    void* counts;           /* [places][heads][16 bytes] */
+} kvrt_query_memory;
+
+/* Rows of one sequence of a step. */
+typedef struct kvrt_gather_item {
+    uint64_t position; /* of its first row */
+    uint32_t place, first_row, rows;
+    uint32_t begins; /* 1: nothing of what is there is this sequence's */
+    uint32_t counts; /* 1: what is pending counts */
+    uint32_t unused;
+} kvrt_gather_item;
+
+/* What kv_attend gathers of a layer. */
+typedef struct kvrt_gather_queries {
+    kvrt_query_memory memory;
+    uint64_t first_band, first_head; /* of the layer */
+    kvrt_device_tensor queries;
+    uint32_t heads, bands, rotated, interleaved;
+    double attention_factor;
+    const double* inverse_frequencies; /* of the host, with items */
+    const kvrt_gather_item* items;
+    uint32_t count;
+    uint32_t done;     /* out: so many items were enqueued, also when the call fails */
+    uint32_t captured; /* out: the stream is captured, and nothing was enqueued */
+    uint32_t unused;
+} kvrt_gather_queries;
+
 /* What rounds of eviction work in: once per device. In: what the largest round is. */
 typedef struct kvrt_round_memory {
     uint32_t most_slots, most_blocks;             /* of a lane */
@@ -254,8 +286,12 @@ typedef struct kvrt_round_scores {
      * as query_moments of retention/query_statistics.hpp; with covariances where `spread` is not 0.
      */
     const float* moments;
-    uint32_t spread, unused;
     uint32_t pool_width, pool_maximum; /* of scorers by observed attention */
+    uint32_t spread;
+    /* 1: they are made first, of what kvrt_round.queries has in this place; `counts` as in
+     * kvrt_gather_item. */
+    uint32_t gathered, counts, place;
+    uint64_t first_band, first_query_head; /* of the lane */
 } kvrt_round_scores;
 
 /* Sums of observed attention of a lane: places of KV head 0 in kvrt_round.sums, and how many slots
@@ -300,6 +336,7 @@ typedef struct kvrt_round {
     uint64_t moment_stride;
     float* sums;          /* of the device: of observed attention */
     uint64_t sums_stride; /* floats between KV heads */
+    kvrt_query_memory queries;
 } kvrt_round;
 
 /* As kv_cuda_scoring and kv_cuda_scoring_report of kv_cuda.h. */
@@ -409,6 +446,9 @@ typedef struct kvrt_plugin {
     kv_status (*copy_words)(kvrt_device* device, uint64_t step, uint32_t* target,
                             const uint32_t* source, uint64_t words);
     /* Not while the step's stream is captured: INVALID. */
+    /* Memory for the statistics of so many sequences; and rows that are gathered into it. */
+    kv_status (*create_queries)(kvrt_device* device, uint64_t places, kvrt_query_memory* memory);
+    kv_status (*gather_queries)(kvrt_device* device, uint64_t step, kvrt_gather_queries* call);
     kv_status (*seal_blocks)(kvrt_device* device, uint64_t step, const kvrt_seal_blocks* call);
 
     /* Counters that kernels add to, 0 from the first step on: once per device. fetch enqueues a

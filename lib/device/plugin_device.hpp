@@ -98,6 +98,12 @@ class plugin_device final : public device_memory, public step_clock {
     status check_value_ranges(const kvrt_lane& lane) const {
         return told(plugin_->check_value_ranges(device_, &lane));
     }
+    status create_queries(uint64_t places, kvrt_query_memory& memory) {
+        return told(plugin_->create_queries(device_, places, &memory));
+    }
+    status gather_queries(uint64_t step, kvrt_gather_queries& call) {
+        return told(plugin_->gather_queries(device_, step, &call));
+    }
     status open_round(uint64_t step) { return told(plugin_->open_round(device_, step)); }
     status run_round(uint64_t step, kvrt_round& call) {
         return told(plugin_->run_round(device_, step, &call));

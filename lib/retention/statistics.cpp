@@ -42,10 +42,15 @@ status create_statistics(cache& store, statistics_store& statistics) {
         statistics.length += layer_statistics_length(store, layer);
     }
     const uint64_t whole = query_sum_arrays * statistics.length;
-    KVRT_TRY(statistics.totals.allocate(allocator, sequences * whole, "query statistics",
+    const uint64_t sums = store.on_device() ? 0 : sequences * whole;
+    KVRT_TRY(statistics.totals.allocate(allocator, sums, "query statistics",
                                         memory_contents::undefined));
-    KVRT_TRY(statistics.pending.allocate(allocator, sequences * whole, "query statistics",
+    KVRT_TRY(statistics.pending.allocate(allocator, sums, "query statistics",
                                          memory_contents::undefined));
+    if (store.on_device()) {
+        KVRT_TRY(
+            statistics.device_pending.allocate(allocator, sequences * layers, "query statistics"));
+    }
     KVRT_TRY(statistics.tokens.allocate(allocator, sequences * layers, "query statistics"));
     KVRT_TRY(statistics.pending_tokens.allocate(allocator, sequences * layers, "query statistics"));
     KVRT_TRY(statistics.given.allocate(allocator, whole, "query statistics"));
@@ -59,6 +64,8 @@ void reset_statistics(const cache& store, statistics_store& statistics, uint32_t
     const uint64_t layers = store.model.layers.size();
     std::fill_n(statistics.tokens.data() + sequence_index * layers, layers, uint64_t{0});
     std::fill_n(statistics.pending_tokens.data() + sequence_index * layers, layers, 0u);
+    if (!store.on_device()) return;
+    std::fill_n(statistics.device_pending.data() + sequence_index * layers, layers, uint8_t{0});
 }
 
 void copy_statistics(const cache& store, statistics_store& statistics, uint32_t from, uint32_t to) {
@@ -67,7 +74,11 @@ void copy_statistics(const cache& store, statistics_store& statistics, uint32_t 
     for (uint32_t layer = 0; layer < layers; ++layer) {
         const uint64_t tokens = statistics.tokens[from * layers + layer];
         statistics.tokens[to * layers + layer] = tokens;
-        if (tokens == 0) continue;
+        if (store.on_device()) {
+            statistics.device_pending[to * layers + layer] =
+                statistics.device_pending[from * layers + layer];
+        }
+        if (tokens == 0 || store.on_device()) continue;
         const uint64_t length = layer_statistics_length(store, layer);
         const auto source = sums_of(statistics.totals.data(), statistics, from, layer);
         const auto target = sums_of(statistics.totals.data(), statistics, to, layer);
@@ -100,6 +111,12 @@ void commit_statistics(const cache& store, statistics_store& statistics, uint32_
         uint32_t& rows = statistics.pending_tokens[sequence_index * layers + layer];
         if (rows == 0) continue;
         uint64_t& tokens = statistics.tokens[sequence_index * layers + layer];
+        if (store.on_device()) {
+            tokens += rows;
+            statistics.device_pending[sequence_index * layers + layer] = 1;
+            rows = 0;
+            continue;
+        }
         const uint64_t length = layer_statistics_length(store, layer);
         const auto total = sums_of(statistics.totals.data(), statistics, sequence_index, layer);
         for (uint32_t i = 0; tokens == 0 && i < query_sum_arrays; ++i) {

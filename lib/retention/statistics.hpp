@@ -18,12 +18,15 @@ struct statistics_store {
     host_array<float> pending;            ///< the same
     host_array<uint64_t> tokens;          ///< [sequences][layers] in totals
     host_array<uint32_t> pending_tokens;  ///< [sequences][layers]
-    host_array<float> given;              ///< [arrays of query_moments][length]
-    host_array<uint64_t> given_tokens;    ///< [layers]; 0: nothing was given
-    uint64_t given_changes = 0;           ///< of `given`, for whoever has a copy
-    host_array<uint8_t> given_spread;     ///< [layers]: covariances are among what was given
-    host_array<float> present;            ///< of the present round, as `given`
-    host_array<uint8_t> present_spread;   ///< [layers], as given_spread
+    /// Where a device has the sums, [sequences][layers]: 1: what it has pending counts, and it adds
+    /// that to its totals by itself, later.
+    host_array<uint8_t> device_pending;
+    host_array<float> given;             ///< [arrays of query_moments][length]
+    host_array<uint64_t> given_tokens;   ///< [layers]; 0: nothing was given
+    uint64_t given_changes = 0;          ///< of `given`, for whoever has a copy
+    host_array<uint8_t> given_spread;    ///< [layers]: covariances are among what was given
+    host_array<float> present;           ///< of the present round, as `given`
+    host_array<uint8_t> present_spread;  ///< [layers], as given_spread
 };
 
 /// Does this layer have statistics: does it store, may policies evict from its lanes, and is its

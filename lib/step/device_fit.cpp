@@ -1,21 +1,16 @@
 #include "step/device_fit.hpp"
 
-#include <algorithm>
-
-#include "step/step.hpp"
+#include "step/device_words.hpp"
 
 namespace kvrt {
 
 namespace {
 
-/// The device sends its words in pieces that always find room.
-constexpr uint64_t piece_words = uint64_t{4} << 10;
-
 /// A layer's lanes on the host: their blocks one behind the other, and positions of their slots.
 struct layer_copy {
     host_allocator own;
     host_array<uint32_t> words;
-    host_array<kvrt_words> pieces;  ///< of words, where they are on the device
+    word_pieces pieces;  ///< of words, where they are on the device
     host_array<block_id> blocks;
     host_array<uint32_t> positions;
     host_array<fit_rows> lanes;
@@ -28,21 +23,19 @@ uint64_t words_of_block(const lane_geometry& lane, const lane_state& state, uint
 
 status allocate_copy(const cache& store, const sequence& source, const layer_geometry& layer,
                      layer_copy& copy) {
-    uint64_t words = 0, pieces = 0, blocks = 0, positions = 0;
+    uint64_t words = 0, blocks = 0, positions = 0;
     for (uint32_t lane = layer.first_lane; lane < layer.end_lane(); ++lane) {
         const lane_state& state = source.lanes[lane];
         const uint32_t count = store.model.blocks_for(state.slots);
         for (uint32_t b = 0; b < count; ++b) {
-            const uint64_t of_block = words_of_block(store.model.lanes[lane], state, b);
-            words += of_block;
-            pieces += ceil_divide(of_block, piece_words);
+            words += words_of_block(store.model.lanes[lane], state, b);
         }
         blocks += count;
         positions += uint64_t{store.model.lanes[lane].kv_heads} * state.slots;
     }
     constexpr const char* what = "keys of a device";
     KVRT_TRY(copy.words.allocate(copy.own, words, what, memory_contents::undefined));
-    KVRT_TRY(copy.pieces.allocate(copy.own, pieces, what));
+    KVRT_TRY(copy.pieces.allocate(copy.own, words, blocks));
     KVRT_TRY(copy.blocks.allocate(copy.own, blocks, what));
     KVRT_TRY(copy.positions.allocate(copy.own, positions, what));
     return copy.lanes.allocate(copy.own, layer.lanes, what);
@@ -51,7 +44,7 @@ status allocate_copy(const cache& store, const sequence& source, const layer_geo
 status copy_keys(step_context& context, const sequence& source, const layer_geometry& layer,
                  layer_copy& copy) {
     cache& store = *context.store;
-    uint64_t word = 0, piece = 0, block = 0;
+    uint64_t word = 0, block = 0;
     for (uint32_t i = 0; i < layer.lanes; ++i) {
         const uint32_t lane = layer.first_lane + i;
         const lane_state& state = source.lanes[lane];
@@ -63,18 +56,11 @@ status copy_keys(step_context& context, const sequence& source, const layer_geom
             const auto* const from =
                 reinterpret_cast<const uint32_t*>(block_address(arena, state.table[b]));
             copy.blocks[block++] = static_cast<block_id>(word * sizeof(uint32_t) / block_unit);
-            for (uint64_t w = 0; w < count; w += piece_words) {
-                copy.pieces[piece++] = {from + w, std::min(piece_words, count - w)};
-            }
+            copy.pieces.add(from, count);
             word += count;
         }
     }
-    const uint64_t number = ++store.fences.last_begun;
-    KVRT_TRY(store.device.open_round(number));
-    const status verdict =
-        store.device.read_words(number, copy.pieces.data(), piece, copy.words.data());
-    const status ended = store.device.end_step(number);
-    return verdict < 0 ? verdict : ended;
+    return copy.pieces.read(context, copy.words.data());
 }
 
 status copy_positions(step_context& context, const sequence& source, const layer_geometry& layer,

@@ -239,7 +239,6 @@ status check_policy_on_device(const step_context& context, const kv_policy& poli
     }
     if (!scores_on_device(policy.scorer)) return refuse(find_scorer(policy.scorer)->name);
     if ((policy.flags & KV_POLICY_SAMPLE) != 0) return refuse("SAMPLE");
-    if ((policy.flags & KV_POLICY_STATISTICS_ONLINE) != 0) return refuse("STATISTICS_ONLINE");
     // Scores would say how many slots stay, which the host must know.
     if (policy.allocator == KV_ALLOCATE_ADAPTIVE) return refuse("allocator ADAPTIVE");
     if (policy.allocator == KV_ALLOCATE_THRESHOLD) return refuse("allocator THRESHOLD");
@@ -256,7 +255,12 @@ status check_policy_on_device(const step_context& context, const kv_policy& poli
 
 status prepare_policy_on_device(step_context& context, const kv_policy& policy) {
     KVRT_TRY(check_policy_on_device(context, policy));
-    return context.rounds.prepare(context);
+    KVRT_TRY(context.rounds.prepare(context));
+    const auto& given = context.retention->statistics.given_tokens;
+    const bool gathers = (policy.flags & KV_POLICY_STATISTICS_ONLINE) != 0 ||
+                         std::all_of(given.begin(), given.end(), [](uint64_t t) { return t == 0; });
+    if (!gathers || !find_scorer(policy.scorer)->query_statistics) return KV_OK;
+    return context.queries.prepare(context);
 }
 
 }  // namespace kvrt

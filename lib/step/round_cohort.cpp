@@ -52,11 +52,20 @@ status check_counts(const round_plan& plan) {
     return KV_OK;
 }
 
-bool has_means(const round_plan& plan) {
+/// Does a round work with what kv_attend gathered of a layer's queries, not with what was given?
+bool uses_gathered(const round_plan& plan, uint32_t layer) {
+    return (plan.policy.flags & KV_POLICY_STATISTICS_ONLINE) != 0 ||
+           plan.context.statistics.given_tokens[layer] == 0;
+}
+
+bool has_moments(const round_plan& plan) {
     if (!find_scorer(plan.policy.scorer)->query_statistics) return true;
+    const uint64_t first =
+        uint64_t{plan.store.sequences.index(plan.owner)} * plan.store.model.layers.size();
     for (const lane_geometry& lane : plan.store.model.lanes) {
         const uint32_t index = static_cast<uint32_t>(&lane - plan.store.model.lanes.data());
-        if (plan.chosen(index) && plan.context.statistics.given_tokens[lane.layer] == 0) {
+        if (plan.chosen(index) && uses_gathered(plan, lane.layer) &&
+            plan.context.statistics.tokens[first + lane.layer] == 0) {
             return false;
         }
     }
@@ -98,7 +107,7 @@ bool round_cohort::plan(sequence& owner, const kv_policy& policy, bool& copies) 
         find_nothing(plan, round.report);
     } else if (verdict == KV_OK && !has_observations(plan)) {
         round.report.outcome = KV_COMPRESS_NO_OBSERVATIONS;
-    } else if (verdict == KV_OK && !has_means(plan)) {
+    } else if (verdict == KV_OK && !has_moments(plan)) {
         round.report.outcome = KV_COMPRESS_NO_STATISTICS;
     } else if (verdict == KV_OK) {
         uint64_t needed[max_block_classes] = {};
@@ -263,10 +272,24 @@ void round_cohort::plan_lane(const round_plan& plan, uint32_t lane, const double
     } else {
         scores.spread = statistics.given_spread[geometry.layer];
     }
+    scores.first_band = statistics.offset[geometry.layer] +
+                        uint64_t{geometry.first_head} * scores.group * layer.rope.bands(key_dim);
+    scores.moments =
+        static_cast<const float*>(context_.tables.at(rounds_.moments_word)) + scores.first_band;
+    if (uses_gathered(plan, geometry.layer)) plan_gathered(plan, geometry, scores);
     if (scores.phase_count != 0) scores.phases = phases + rounds_.first_phase[geometry.layer];
-    scores.moments = static_cast<const float*>(context_.tables.at(rounds_.moments_word)) +
-                     statistics.offset[geometry.layer] +
-                     uint64_t{geometry.first_head} * scores.group * layer.rope.bands(key_dim);
+}
+
+void round_cohort::plan_gathered(const round_plan& plan, const lane_geometry& lane,
+                                 kvrt_round_scores& scores) const {
+    const device_queries& queries = context_.queries;
+    scores.gathered = 1;
+    scores.spread = plan.policy.scorer == KV_SCORER_EXPECTED_ATTENTION ? 1 : 0;
+    scores.place = plan.store.sequences.index(plan.owner);
+    scores.counts = plan.context.statistics
+                        .device_pending[scores.place * plan.store.model.layers.size() + lane.layer];
+    scores.first_query_head = queries.first_head[lane.layer] + lane.first_head * scores.group;
+    scores.moments = queries.moments_at(scores.place, scores.first_band);
 }
 
 /// What the rounds read, and they themselves.
@@ -278,6 +301,7 @@ status round_cohort::enqueue(kvrt_round& call) {
     const observation_store& observations = context_.retention->observations;
     call.sums = observations.base;
     call.sums_stride = observations.slot_stride;
+    call.queries = context_.queries.memory;
     KVRT_TRY(store.device.upload_table(number_));
     return store.device.run_round(number_, call);
 }

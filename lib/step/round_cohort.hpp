@@ -39,6 +39,8 @@ class round_cohort {
     void plan_phases(const round_plan& plan, double* phases) const;
     void plan_lanes(const round_plan& plan);
     void plan_lane(const round_plan& plan, uint32_t lane, const double* phases);
+    void plan_gathered(const round_plan& plan, const lane_geometry& lane,
+                       kvrt_round_scores& scores) const;
     status enqueue(kvrt_round& call);
     bool launch(uint32_t first_round, uint32_t rounds);
     void settle(uint32_t index, const kvrt_round& call, status verdict);

@@ -100,20 +100,6 @@ bool is_written(const step& target, uint32_t lane) {
     return target.arrays->lane_written[lane] != 0 || target.arrays->lane_exported[lane] != 0;
 }
 
-/// The queries are out of the host's reach.
-status refuse_statistics(const step& target, const kv_attend_options& options) {
-    if ((options.flags & KV_ATTEND_NO_STATISTICS) != 0) return KV_OK;
-    for (uint32_t i = 0; i < target.item_count; ++i) {
-        const step_item& item = target.arrays->items[i];
-        if (!gathers(target.context->retention->statistics, *item.owner)) continue;
-        return fail(KV_UNSUPPORTED,
-                    "kv_attend: seq {:#x} gathers statistics of queries: not on KV_DEVICE_CUDA in "
-                    "this version",
-                    item.handle);
-    }
-    return KV_OK;
-}
-
 }  // namespace
 
 status step_write(step& target, uint32_t layer, const kv_tensor* keys, const kv_tensor* values) {
@@ -175,7 +161,9 @@ status step_attend(step& target, uint32_t layer, const kv_tensor* queries, const
     KVRT_TRY(view_tensor(out, "out (kv_tensor)", target.rows, geometry.query_heads,
                          first_lane.layout.values.dim, call.out));
     if (store.on_device()) {
-        KVRT_TRY(refuse_statistics(target, options));
+        if ((options.flags & KV_ATTEND_NO_STATISTICS) == 0) {
+            KVRT_TRY(gather_on_device(target, layer, call.queries));
+        }
         call.log_sum_exp = options.log_sum_exp;
         return attend_on_device(target, layer, call,
                                 (options.flags & KV_ATTEND_NO_STATISTICS) == 0);

@@ -15,6 +15,7 @@
 #include "sequence/cache.hpp"
 #include "step/device_attention.hpp"
 #include "step/device_counts.hpp"
+#include "step/device_queries.hpp"
 #include "step/device_rounds.hpp"
 #include "step/device_seal.hpp"
 #include "step/device_tables.hpp"
@@ -71,6 +72,7 @@ struct step_context {
     device_tables tables;  ///< of a pool on a device
     device_verbs verbs;    ///< the same
     device_rounds rounds;  ///< the same
+    device_queries queries;
     device_seals seals;
     device_counts counts;
     device_attention attention;

@@ -6,6 +6,7 @@
 #include "kernels/attend_rows.hpp"
 #include "kernels/compact.hpp"
 #include "kernels/copy.hpp"
+#include "kernels/gather_queries.hpp"
 #include "kernels/normalise.hpp"
 #include "kernels/observe.hpp"
 #include "kernels/pool.hpp"
@@ -31,6 +32,7 @@ struct kernel_faults {
     std::function<bool(kernels::spread_parameters&)> spread;  ///< false: it does not run
     std::function<void(kernels::guard_parameters&)> guard;
     std::function<void(kernels::triattention_parameters&)> score;
+    std::function<void(kernels::query_parameters&)> gather;
     std::function<void(kernels::lag_parameters&)> lag;
     std::function<void(kernels::expected_parameters&)> expected;
     std::function<void(kernels::product_parameters&)> product;  ///< of any kernel around one

@@ -64,6 +64,9 @@ void add_round_kernels(fake_driver& fake, const kernel_faults& faults) {
                            changing(faults.select));
     add<compact_parameters>(fake, "kvrt_compact_lanes", compact_lanes<fake_context>,
                             changing(faults.compact));
+    add<query_parameters>(fake, "kvrt_gather_queries", gather_queries<fake_context>,
+                          changing(faults.gather));
+    add<moments_parameters>(fake, "kvrt_make_moments", make_moments<fake_context>);
     add<direction_parameters>(fake, "kvrt_sum_directions", sum_directions<fake_context>);
     add<direction_parameters>(fake, "kvrt_score_directions", score_directions<fake_context>);
     add<lag_parameters>(fake, "kvrt_measure_deviations", measure_deviations<fake_context>,

@@ -118,10 +118,6 @@ TEST_CASE("what rounds on the device do not do is refused with the policy, by na
         policy.flags = KV_POLICY_SAMPLE;
         name = "SAMPLE";
     }
-    SUBCASE("statistics that kv_attend gathers") {
-        policy.flags = KV_POLICY_STATISTICS_ONLINE;
-        name = "STATISTICS_ONLINE";
-    }
     SUBCASE("allocators by scores, which would say how many stay") {
         policy.allocator = KV_ALLOCATE_THRESHOLD;
         name = "THRESHOLD";

@@ -45,6 +45,14 @@ TEST_CASE("rounds on the device keep what those on the CPU keep, and return the 
         policy = policy_of(KV_SCORER_EXPECTED_ATTENTION);
         policy.selection = KV_SELECT_PER_LAYER;
     }
+    SUBCASE("TRIATTENTION by the queries that kv_attend has seen") {
+        policy = policy_of(KV_SCORER_TRIATTENTION);
+        policy.flags = KV_POLICY_STATISTICS_ONLINE;
+    }
+    SUBCASE("EXPECTED_ATTENTION by the queries that kv_attend has seen") {
+        policy = policy_of(KV_SCORER_EXPECTED_ATTENTION);
+        policy.flags = KV_POLICY_STATISTICS_ONLINE;
+    }
     round_pools pools;
     pools.give_statistics();
     drive(pools, policy, 15);
@@ -294,7 +302,7 @@ TEST_CASE("what a wrong round would do is found by the comparison with the CPU p
     round_pools pools;
     pools.give_statistics();
     uint32_t number = 0;
-    uint32_t scorer = KV_SCORER_TRIATTENTION;
+    uint32_t scorer = KV_SCORER_TRIATTENTION, online = 0;
     SUBCASE("guards of another position") {
         pools.faults.guard = [&](kernels::guard_parameters& call) {
             ++number;
@@ -316,6 +324,13 @@ TEST_CASE("what a wrong round would do is found by the comparison with the CPU p
             if (++number == 4) call.positions.base = nullptr;
         };
     }
+    SUBCASE("queries of another position") {
+        online = KV_POLICY_STATISTICS_ONLINE;
+        pools.faults.gather = [&](kernels::query_parameters& call) {
+            ++number;
+            ++call.items[0].position;
+        };
+    }
     SUBCASE("covariances of another band") {
         scorer = KV_SCORER_EXPECTED_ATTENTION;
         pools.faults.expected = [&](kernels::expected_parameters& call) {
@@ -323,7 +338,9 @@ TEST_CASE("what a wrong round would do is found by the comparison with the CPU p
             ++call.moment_stride;
         };
     }
-    drive(pools, policy_of(scorer), 6);
+    kv_policy policy = policy_of(scorer);
+    policy.flags = online;
+    drive(pools, policy, 6);
     CHECK(number != 0);
     CHECK(pools.differences + pools.host.fake.violations.size() != 0);
     pools.host.fake.violations.clear();
@@ -338,6 +355,7 @@ kvrt_plugin with_little_workspace() {
         kvrt_round_memory less = *memory;
         less.lanes = less.most_rounds = less.most_rows = less.most_dim = 1;
         less.most_slots = 128;
+        less.most_dim = 0;       // of TRIATTENTION's rows alone
         less.most_blocks *= 64;  // lists go up as before
         const kv_status verdict = kvrt_cuda_plugin()->create_rounds(device, &less);
         std::copy_n(less.positions, KVRT_MOST_POSITIONS, memory->positions);
