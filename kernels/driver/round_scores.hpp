@@ -157,7 +157,7 @@ class round_scores {
 
     kernel_functions* functions_ = nullptr;
     triattention_scorer triattention_;
-    kernel_function places_, normalise_, moments_, pool_, sum_directions_, score_directions_,
+    kernel_function places_, normalise_, pool_, moments_, sum_directions_, score_directions_,
         deviations_, ranks_, draw_sketches_, score_sketches_, expected_, soften_, share_;
     key_functions readers_[8];
 };
