@@ -470,7 +470,7 @@ int main(int count, char** words) {
                       {" by=products", KV_CUDA_SCORE_PRODUCTS, 0},
                       {" by=tf32", KV_CUDA_SCORE_PRODUCTS, KV_CUDA_SCORING_TF32},
                       {" by=measured", KV_CUDA_SCORE_MEASURED, 0}};
-    for (const uint32_t flags : {0u, KV_POLICY_OFFSETS_MAX}) {
+    for (const uint32_t flags : {0u, uint32_t{KV_POLICY_OFFSETS_MAX}}) {
         for (const auto& way : ways) {
             const std::string name =
                 fmt::format("triattention{}{} sequences={} kv={}", flags != 0 ? " offsets=max" : "",

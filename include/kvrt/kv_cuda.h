@@ -154,12 +154,10 @@ KV_API KV_MUST_CHECK kv_status kv_cuda_pool_memory(kv_pool *pool, uint64_t *out_
  * host first asks for it, and stays); or, by kinds of work (format, dimensions, and amount in
  * powers of 2), whichever of the two is faster on this device. For that each is timed three times
  * as rounds come, the fastest counts, and the choice is for good; nobody waits for it. */
-#define KV_CUDA_SCORE_KERNEL 0u
-#define KV_CUDA_SCORE_PRODUCTS 1u
-#define KV_CUDA_SCORE_MEASURED 2u
+enum { KV_CUDA_SCORE_KERNEL = 0, KV_CUDA_SCORE_PRODUCTS = 1, KV_CUDA_SCORE_MEASURED = 2 };
 
 /* Products may round keys and weights to 11 bits (TF32), where the device is faster then. */
-#define KV_CUDA_SCORING_TF32 1u
+enum { KV_CUDA_SCORING_TF32 = 1u << 0 };
 
 typedef struct kv_cuda_scoring {
     uint32_t struct_size, flags; /* KV_CUDA_SCORING_* */

@@ -37,42 +37,46 @@ struct rope_of_tests {
     }
 };
 
+/// The same means and covariances of queries in both, for layers_for_rounds.
+inline void give_moments(twin_pools_on& twins) {
+    for (uint32_t layer : {0u, 1u, 3u}) {
+        std::vector<float> real(4 * 32), imaginary(4 * 32), magnitude(4 * 32);
+        std::normal_distribution<float> normal;
+        for (std::size_t i = 0; i < real.size(); ++i) {
+            real[i] = normal(twins.random);
+            imaginary[i] = normal(twins.random);
+            magnitude[i] = std::hypot(real[i], imaginary[i]) + std::abs(normal(twins.random));
+        }
+        kv_query_statistics statistics = KV_INIT(kv_query_statistics);
+        statistics.layer = layer;
+        statistics.query_heads = 4;
+        statistics.bands = 32;
+        statistics.tokens = 1;
+        statistics.mean_real = real.data();
+        statistics.mean_imaginary = imaginary.data();
+        statistics.mean_magnitude = magnitude.data();
+        std::vector<float> first(real.size()), second(first), both(first);
+        for (std::size_t i = 0; i < first.size(); ++i) {
+            first[i] = std::abs(normal(twins.random));
+            second[i] = std::abs(normal(twins.random));
+            both[i] = 0.5f * std::sqrt(first[i] * second[i]);
+        }
+        statistics.variance_real = first.data();
+        statistics.variance_imaginary = second.data();
+        statistics.covariance = both.data();
+        for (kv_pool* pool : twins.pools) {
+            REQUIRE(kv_pool_set_statistics(pool, &statistics) == KV_OK);
+        }
+    }
+}
+
 /// Twin pools whose sequences have policies.
 struct round_pools : rope_of_tests, twin_pools {
     explicit round_pools(uint32_t flags = 0, const kvrt_plugin* plugin = nullptr)
         : twin_pools(flags, layers_for_rounds(rope_of_tests::rope), plugin) {}
     explicit round_pools(std::unique_ptr<twin_model> model) : twin_pools(0, std::move(model)) {}
 
-    /// The same means and covariances of queries in both.
-    void give_statistics() {
-        for (uint32_t layer : {0u, 1u, 3u}) {
-            std::vector<float> real(4 * 32), imaginary(4 * 32), magnitude(4 * 32);
-            std::normal_distribution<float> normal;
-            for (std::size_t i = 0; i < real.size(); ++i) {
-                real[i] = normal(random);
-                imaginary[i] = normal(random);
-                magnitude[i] = std::hypot(real[i], imaginary[i]) + std::abs(normal(random));
-            }
-            kv_query_statistics statistics = KV_INIT(kv_query_statistics);
-            statistics.layer = layer;
-            statistics.query_heads = 4;
-            statistics.bands = 32;
-            statistics.tokens = 1;
-            statistics.mean_real = real.data();
-            statistics.mean_imaginary = imaginary.data();
-            statistics.mean_magnitude = magnitude.data();
-            std::vector<float> first(real.size()), second(first), both(first);
-            for (std::size_t i = 0; i < first.size(); ++i) {
-                first[i] = std::abs(normal(random));
-                second[i] = std::abs(normal(random));
-                both[i] = 0.5f * std::sqrt(first[i] * second[i]);
-            }
-            statistics.variance_real = first.data();
-            statistics.variance_imaginary = second.data();
-            statistics.covariance = both.data();
-            for (kv_pool* pool : pools) REQUIRE(kv_pool_set_statistics(pool, &statistics) == KV_OK);
-        }
-    }
+    void give_statistics() { give_moments(*this); }
     void compare_reports() {
         CHECK(reports[0].compactions == reports[1].compactions);
         CHECK(reports[0].compactions_skipped == reports[1].compactions_skipped);

@@ -2,6 +2,8 @@
 // product in double in between, against the definition and against the kernel that sums itself.
 #include "kernels/score_products.hpp"
 
+#include <bit>
+
 #include "score_cohort.hpp"
 
 using namespace kernel_test;
@@ -13,29 +15,53 @@ struct split {
     uint32_t heads;  ///< of the cohort, at once
 };
 
-/// What a library of matrices does, column for column.
-void multiply(const kernels::product_parameters& call) {
+enum class arithmetic { f32, tf32 };
+
+/// To 10 bits behind the point.
+float to_tf32(float x) {
+    uint32_t bits = std::bit_cast<uint32_t>(x);
+    bits += 0x0fffu + (bits >> 13 & 1u);
+    return std::bit_cast<float>(bits & ~0x1fffu);
+}
+
+/// What a library of matrices does, column for column. The worst error of a sum, in units of the
+/// sum of its terms' magnitudes.
+double multiply(const kernels::product_parameters& call, arithmetic kind) {
+    double worst = 0;
     const uint32_t inner = call.inner(), columns = call.columns();
     for (uint32_t head = 0; head < call.heads; ++head) {
         const float* const keys = call.keys + uint64_t{head} * inner * call.tile;
         const float* const weights = call.weights + uint64_t{head} * inner * columns;
         for (uint32_t column = 0; column < columns; ++column) {
             for (uint32_t place = 0; place < call.tile; ++place) {
-                double sum = 0;
+                double exact = 0, magnitudes = 0;
+                float sum = 0;
                 for (uint32_t i = 0; i < inner; ++i) {
-                    sum += double{keys[uint64_t{i} * call.tile + place]} *
-                           double{weights[uint64_t{column} * inner + i]};
+                    float key = keys[uint64_t{i} * call.tile + place];
+                    float weight = weights[uint64_t{column} * inner + i];
+                    exact += double{key} * double{weight};
+                    magnitudes += std::abs(double{key} * double{weight});
+                    if (kind == arithmetic::tf32) {
+                        key = to_tf32(key);
+                        weight = to_tf32(weight);
+                    }
+                    sum = std::fma(key, weight, sum);
                 }
-                call.products[(uint64_t{head} * columns + column) * call.tile + place] =
-                    static_cast<float>(sum);
+                call.products[(uint64_t{head} * columns + column) * call.tile + place] = sum;
+                // Of slots behind the last nothing was gathered.
+                if (!std::isnan(sum)) {
+                    worst = std::max(worst, std::abs(double{sum} - exact) / magnitudes);
+                }
             }
         }
     }
+    return worst;
 }
 
 /// By heads and tiles as a cohort is scored; where one is not clean, its report.
 launch_report score_by_products(scored_cohort& cohort, const split& parts, thread_order order,
-                                std::vector<float>& scores) {
+                                std::vector<float>& scores, arithmetic kind = arithmetic::f32) {
+    const double bound = kind == arithmetic::f32 ? 3e-5 : 1.1e-3;
     return cohort.with_call(
         [&](const kernels::triattention_parameters& score) {
             kernels::product_parameters call;
@@ -66,7 +92,7 @@ launch_report score_by_products(scored_cohort& cohort, const split& parts, threa
                             kernels::gather_keys<context, codes, type>(call);
                         });
                     });
-                    multiply(call);
+                    CHECK(multiply(call, kind) < bound);
                     run(blocks, [&] { kernels::take_greatest<context>(call); });
                 }
             }
@@ -124,6 +150,16 @@ TEST_CASE("TriAttention as products: the definition, and the kernel that sums it
         }
         ++number_of_case;
     }
+}
+
+TEST_CASE("TriAttention as products: factors of 11 bits cost what is said of them") {
+    scored_cohort cohort({{.kv_heads = 1, .key_dim = 256}, 256, KV_ROPE_HALF, 2}, {60});
+    std::vector<float> close, rough;
+    REQUIRE(score_by_products(cohort, {128, 1}, thread_order::ascending, close).clean());
+    REQUIRE(score_by_products(cohort, {128, 1}, thread_order::ascending, rough, arithmetic::tf32)
+                .clean());
+    CHECK(worst_to_definition(cohort, close) < 3e-4);
+    CHECK(worst_to_definition(cohort, rough) > 3e-3);
 }
 
 TEST_CASE("TriAttention as products: phases of another sequence are found") {
