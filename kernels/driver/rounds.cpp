@@ -7,8 +7,6 @@
 #include "driver/verbs.hpp"
 #include "kernels/compact.hpp"
 #include "kernels/normalise.hpp"
-#include "kernels/places.hpp"
-#include "kernels/score.hpp"
 #include "kernels/select.hpp"
 
 namespace kvrt::cuda {
@@ -26,14 +24,13 @@ constexpr uint64_t row_alignment = 64;    ///< slots
 constexpr uint32_t most_arrays = 10;      ///< of a share, beside those of its lanes
 
 /// What a lane adds to a batch, at most.
-constexpr uint64_t lane_bytes(uint64_t blocks, uint64_t pinned, uint64_t phases, uint64_t heads) {
-    const uint64_t lists = sizeof(guard_lane) + sizeof(place_lane) + sizeof(compact_lane) +
-                           sizeof(score_join) +
+uint64_t lane_bytes(uint64_t blocks, uint64_t pinned, uint64_t phases, uint64_t heads) {
+    const uint64_t lists = sizeof(guard_lane) + round_scores::most_lane_bytes() +
+                           sizeof(compact_lane) + sizeof(score_join) +
                            heads * (sizeof(normalise_head) + sizeof(select_set) + sizeof(uint64_t));
     return lists + 2 * blocks * sizeof(uint32_t) + pinned * sizeof(position_range) +
            phases * sizeof(double) + (most_arrays + 4) * batch_alignment;
 }
-static_assert(sizeof(score_lane) <= sizeof(place_lane));
 
 bool same_rows(const kvrt_round_lane& a, const kvrt_round_lane& b) {
     return a.kind == b.kind && a.scores.scorer == b.scores.scorer &&
@@ -47,8 +44,8 @@ uint32_t lanes_of_set(const kvrt_round_lane* lanes, uint32_t left) {
     return count;
 }
 
-uint32_t rows_of(const kvrt_round_scores& scores) {
-    return scores.scorer == KV_SCORER_TRIATTENTION ? scores.group : 1;
+const round_scorer& scorer_of(const kvrt_round_lane& lane) {
+    return *round_scores::find(lane.scores.scorer);
 }
 
 uint32_t blocks_for(const kvrt_lane& lane, uint32_t slots) {
@@ -57,46 +54,16 @@ uint32_t blocks_for(const kvrt_lane& lane, uint32_t slots) {
 
 }  // namespace
 
-#define KVRT_READER(name, coded, type)        \
-    {                                         \
-        coded, type,                          \
-            {{"kvrt_score_keys_" name "_2"},  \
-             {"kvrt_score_keys_" name "_4"},  \
-             {"kvrt_score_keys_" name "_8"}}, \
-        {                                     \
-            "kvrt_measure_rows_" name         \
-        }                                     \
-    }
-
 round_runner::round_runner()
     : candidates_{"kvrt_find_candidates"},
-      places_{"kvrt_score_places"},
-      normalise_{"kvrt_normalise_and_reduce"},
       join_{"kvrt_join_rows"},
       select_{"kvrt_select_survivors"},
-      compact_{"kvrt_compact_lanes"},
-      readers_{KVRT_READER("f32", coding::plain, number::f32),
-               KVRT_READER("f16", coding::plain, number::f16),
-               KVRT_READER("bf16", coding::plain, number::bf16),
-               KVRT_READER("int8_token", coding::int8_token, number::f32),
-               KVRT_READER("int4_token", coding::int4_token, number::f32),
-               KVRT_READER("fp8_token", coding::fp8_token, number::f32),
-               KVRT_READER("fp8_e4m3", coding::fp8_e4m3, number::f32),
-               KVRT_READER("fp8_e5m2", coding::fp8_e5m2, number::f32)} {}
+      compact_{"kvrt_compact_lanes"} {}
 
 round_runner::~round_runner() {
     if (stream_ == nullptr) return;
     const current_context here(*device_);
     (void)device_->calls().stream_destroy(stream_);
-}
-
-round_runner::key_functions* round_runner::reader_of(const operand_place& keys) {
-    if (keys.rotated) return nullptr;  // scores are of keys in their own basis
-    for (key_functions& each : readers_) {
-        if (each.codes != keys.codes) continue;
-        if (keys.codes != coding::plain || each.type == keys.type) return &each;
-    }
-    return nullptr;
 }
 
 uint64_t round_runner::workspace_bytes(uint64_t heads, uint64_t rows, uint64_t stride) const {
@@ -110,14 +77,10 @@ status round_runner::create(device_context& device, kernel_functions& functions,
     functions_ = &functions;
     const current_context here(device);
     KVRT_TRY(here.state());
-    for (kernel_function* each :
-         {&candidates_, &places_, &normalise_, &join_, &select_, &compact_}) {
+    for (kernel_function* each : {&candidates_, &join_, &select_, &compact_}) {
         KVRT_TRY(functions.find(*each));
     }
-    for (key_functions& each : readers_) {
-        for (kernel_function& score : each.score) KVRT_TRY(functions.find(score));
-        KVRT_TRY(functions.find(each.measure));
-    }
+    KVRT_TRY(scorers_.create(functions));
     const uint64_t stride = round_up<uint64_t>(memory.most_slots, row_alignment);
     const uint64_t lane = workspace_bytes(memory.most_heads, 1, 0) +
                           (memory.most_rows + memory.most_heads) * stride * sizeof(float);
@@ -148,18 +111,13 @@ status round_runner::create(device_context& device, kernel_functions& functions,
 status round_runner::check(const kvrt_lane& lane, uint32_t scorer) {
     block_place place;
     KVRT_TRY(describe_lane(lane, "policy", place));
-    const bool reads = scorer == KV_SCORER_TRIATTENTION || scorer == KV_SCORER_KEY_NORM;
-    if (!reads || reader_of(place.keys) != nullptr) return KV_OK;
-    return fail(KV_UNSUPPORTED,
-                "policy: keys of KV_FORMAT {}{}: no kernel of KV_DEVICE_CUDA scores them in this "
-                "version (see docs/device.md)",
-                lane.keys.format, lane.keys.rotated != 0 ? ", rotated" : "");
+    return scorers_.check(lane, place, scorer);
 }
 
 float* round_runner::scores() const { return reinterpret_cast<float*>(workspace_.address()); }
 
 /// Behind the survivors, which are behind the scores.
-guarded_slots* round_runner::guarded(const share& mine) const {
+guarded_slots* round_runner::guarded(const round_share& mine) const {
     return reinterpret_cast<guarded_slots*>(scores() + mine.survivors_at() +
                                             mine.heads() * mine.stride);
 }
@@ -178,11 +136,11 @@ uint64_t round_runner::batch_bytes(const kvrt_round& round) const {
 }
 
 /// As many lanes that go together as there are rows for.
-round_runner::share round_runner::next_share(const kvrt_round& round, uint32_t first) const {
-    share made;
+round_share round_runner::next_share(const kvrt_round& round, uint32_t first) const {
+    round_share made;
     made.lanes = round.lanes + first;
     made.kv_heads = made.lanes->lane->kv_heads;
-    made.rows = rows_of(made.lanes->scores);
+    made.rows = scorer_of(*made.lanes).rows_of(made.lanes->scores);
     made.shares_sets = made.lanes->set != 0;
     while (first + made.count < round.count) {
         const kvrt_round_lane& next = made.lanes[made.count];
@@ -209,13 +167,14 @@ type* round_runner::append(uint64_t count, uint64_t& at) {
 }
 
 /// Tables and pinned ranges lie behind each other; places in them count from the batch's begin.
-round_runner::places round_runner::pack(share& mine) {
+round_runner::places round_runner::pack(round_share& mine) {
     places at;
     uint64_t members_at = 0;
     uint32_t leader = 0;  // of a set: whose survivors are all lanes'
     mine.sets = 0;
     auto* const guards = append<guard_lane>(mine.count, at.guards);
-    auto* const score_lanes = append<place_lane>(mine.count, at.scores);
+    const round_scorer& scorer = scorer_of(*mine.lanes);
+    auto* const scored_lanes = append<std::byte>(mine.count * scorer.lane_bytes, at.scores);
     auto* const heads = append<normalise_head>(mine.heads(), at.heads);
     auto* const sets = append<select_set>(mine.heads(), at.sets);
     auto* const moves = append<compact_lane>(mine.count, at.moves);
@@ -255,21 +214,8 @@ round_runner::places round_runner::pack(share& mine) {
                      from.explicit_slots,
                      rules.pinned_count,
                      0};
-        if (scored.scorer == KV_SCORER_TRIATTENTION || scored.scorer == KV_SCORER_KEY_NORM) {
-            reinterpret_cast<score_lane*>(score_lanes)[i] = {
-                source / sizeof(uint32_t),   row,        scored.means,
-                phases_at_ / sizeof(double), from.slots, 0};
-        } else {
-            score_lanes[i] = {source / sizeof(uint32_t),
-                              row,
-                              rules.next_position,
-                              scored.seed,
-                              scored.round,
-                              scored.layer,
-                              scored.first_head,
-                              from.slots,
-                              from.explicit_slots};
-        }
+        scorer.describe(from, {source / sizeof(uint32_t), phases_at_ / sizeof(double), row},
+                        scored_lanes + i * scorer.lane_bytes);
         const bool leads = i == 0 || !mine.shares_sets || from.set != mine.lanes[i - 1].set;
         if (leads) leader = i;
         for (uint32_t h = 0; h < mine.kv_heads; ++h) {
@@ -298,79 +244,8 @@ round_runner::places round_runner::pack(share& mine) {
     return at;
 }
 
-status round_runner::launch_scores(stream_handle stream, const kvrt_round& round, share& mine,
-                                   const places& at) {
-    const kvrt_round_lane& first = *mine.lanes;
-    const kvrt_round_scores& scored = first.scores;
-    const std::byte* const arena = static_cast<const std::byte*>(first.lane->arena);
-    const uint32_t blocks = score_blocks(mine.count, mine.kv_heads, mine.most_slots);
-    if (scored.scorer == KV_SCORER_STREAMING || scored.scorer == KV_SCORER_RANDOM) {
-        place_parameters call;
-        call.positions = positions_of(first.lane->positions);
-        call.tables = on_device<uint32_t>(0);
-        call.lanes = on_device<place_lane>(at.scores);
-        call.scores = scores();
-        call.stride = mine.stride;
-        call.count = mine.count;
-        call.kv_heads = mine.kv_heads;
-        call.most_slots = mine.most_slots;
-        call.draws = scored.scorer == KV_SCORER_RANDOM;
-        call.one_draw = mine.shares_sets;
-        return functions_->launch(places_, blocks, score_threads, 0, stream, &call);
-    }
-    key_functions* const reader = reader_of(mine.place.keys);
-    if (reader == nullptr) {
-        return fail(KV_INTERNAL, "a round of scorer {} over KV_FORMAT {}", scored.scorer,
-                    first.lane->keys.format);
-    }
-    if (scored.scorer == KV_SCORER_KEY_NORM) {
-        measure_parameters call;
-        call.arena = arena;
-        call.place = mine.place;
-        call.lanes = on_device<score_lane>(at.scores);
-        call.tables = on_device<uint32_t>(0);
-        call.norm = scores();
-        call.stride = mine.stride;
-        call.count = mine.count;
-        call.most_slots = mine.most_slots;
-        call.negates = true;
-        return functions_->launch(reader->measure, blocks, score_threads, 0, stream, &call);
-    }
-    triattention_parameters call;
-    call.arena = arena;
-    call.place = mine.place;
-    call.lanes = on_device<score_lane>(at.scores);
-    call.tables = on_device<uint32_t>(0);
-    call.mean_real = round.means[0];
-    call.mean_imaginary = round.means[1];
-    call.mean_magnitude = round.means[2];
-    call.phases = on_device<double>(0);
-    call.scores = scores();
-    call.score_stride = mine.stride;
-    call.attention_factor = scored.attention_factor;
-    call.count = mine.count;
-    call.most_slots = mine.most_slots;
-    call.group = scored.group;
-    call.rotated = scored.rotated;
-    call.variants = scored.variants;
-    call.interleaved = scored.interleaved != 0;
-    const uint32_t at_once = heads_at_once(scored.group);
-    kernel_function& score = reader->score[at_once == 2 ? 0 : at_once == 4 ? 1 : 2];
-    KVRT_TRY(functions_->launch(score, blocks, score_threads,
-                                score_shared_bytes(call.bands(), at_once), stream, &call));
-    normalise_parameters normalise;
-    normalise.scores = scores();
-    normalise.guarded = guarded(mine);
-    normalise.heads = on_device<normalise_head>(at.heads);
-    normalise.stride = mine.stride;
-    normalise.group = scored.group;
-    normalise.count = mine.heads();
-    return functions_->launch(normalise_, normalise.count, normalise_threads,
-                              normalise_shared_bytes(scored.group), stream, &normalise);
-}
-
 /// Survivors, and their way to the front.
-status round_runner::launch_rest(stream_handle stream, const share& mine, const places& at) {
+status round_runner::launch_rest(stream_handle stream, const round_share& mine, const places& at) {
     if (mine.shares_sets) {
         join_parameters join;
         join.scores = scores();
@@ -405,7 +280,7 @@ status round_runner::launch_rest(stream_handle stream, const share& mine, const 
                               compact_shared_bytes, stream, &compact);
 }
 
-status round_runner::run_share(stream_handle stream, const kvrt_round& round, share& mine) {
+status round_runner::run_share(stream_handle stream, const kvrt_round& round, round_share& mine) {
     KVRT_TRY(describe_lane(*mine.lanes->lane, "kv_compress", mine.place));
     const uint64_t begin = round_up(used_, batch_alignment);
     const places at = pack(mine);
@@ -420,7 +295,9 @@ status round_runner::run_share(stream_handle stream, const kvrt_round& round, sh
     guards.kv_heads = mine.kv_heads;
     KVRT_TRY(functions_->launch(candidates_, guard_blocks(mine.count, mine.kv_heads), guard_threads,
                                 guard_shared_bytes, stream, &guards));
-    KVRT_TRY(launch_scores(stream, round, mine, at));
+    KVRT_TRY(scorers_.launch({stream, round, mine, on_device<std::byte>(0),
+                              on_device<std::byte>(at.scores), on_device<normalise_head>(at.heads),
+                              guarded(mine), scores()}));
     return launch_rest(stream, mine, at);
 }
 
@@ -455,7 +332,7 @@ status round_runner::run(stream_handle stream, kvrt_round& round) {
     phases_ = nullptr;
     status verdict = KV_OK;
     while (round.done != round.count && verdict == KV_OK) {
-        share mine = next_share(round, round.done);
+        round_share mine = next_share(round, round.done);
         verdict = run_share(stream, round, mine);
         if (verdict == KV_OK) round.done += mine.count;
     }

@@ -5,9 +5,8 @@
 
 #include "device/plugin.h"
 #include "driver/buffer.hpp"
-#include "driver/functions.hpp"
+#include "driver/round_scores.hpp"
 #include "driver/staging.hpp"
-#include "kernels/candidates.hpp"
 
 namespace kvrt::cuda {
 
@@ -34,44 +33,19 @@ class round_runner {
     status read(stream_handle stream, const kvrt_words* pieces, uint64_t count, uint32_t* out);
 
   private:
-    /// Kernels that read keys stored so.
-    struct key_functions {
-        kernels::coding codes = kernels::coding::plain;
-        kernels::number type = kernels::number::f32;
-        kernel_function score[3];  ///< of 2, 4 and 8 query heads at once
-        kernel_function measure;
-    };
-    /// Lanes of one kind and scorer, and where their rows are in the workspace.
-    struct share {
-        const kvrt_round_lane* lanes = nullptr;
-        uint32_t count = 0;
-        uint32_t most_slots = 0;
-        uint32_t kv_heads = 0;
-        uint32_t rows = 1;  ///< of scores, of a KV head
-        uint32_t sets = 0;  ///< of survivors
-        bool shares_sets = false;
-        uint64_t stride = 0;
-        kernels::block_place place;
-
-        uint32_t heads() const { return count * kv_heads; }
-        uint64_t survivors_at() const { return uint64_t{heads()} * rows * stride; }
-    };
     /// Places in the batch, in bytes.
     struct places {
         uint64_t guards, scores, heads, sets, joins, moves;
     };
 
-    key_functions* reader_of(const kernels::operand_place& keys);
     uint64_t batch_bytes(const kvrt_round& round) const;
     uint64_t workspace_bytes(uint64_t heads, uint64_t rows, uint64_t stride) const;
-    share next_share(const kvrt_round& round, uint32_t first) const;
-    status run_share(stream_handle stream, const kvrt_round& round, share& mine);
-    places pack(share& mine);
-    status launch_scores(stream_handle stream, const kvrt_round& round, share& mine,
-                         const places& at);
-    status launch_rest(stream_handle stream, const share& mine, const places& at);
+    round_share next_share(const kvrt_round& round, uint32_t first) const;
+    status run_share(stream_handle stream, const kvrt_round& round, round_share& mine);
+    places pack(round_share& mine);
+    status launch_rest(stream_handle stream, const round_share& mine, const places& at);
     float* scores() const;
-    kernels::guarded_slots* guarded(const share& mine) const;
+    kernels::guarded_slots* guarded(const round_share& mine) const;
 
     template <class type>
     type* append(uint64_t count, uint64_t& at);
@@ -90,8 +64,8 @@ class round_runner {
     uint64_t used_ = 0;               ///< of the open batch
     const double* phases_ = nullptr;  ///< the last that went into it, and where
     uint64_t phases_at_ = 0;
-    kernel_function candidates_, places_, normalise_, join_, select_, compact_;
-    key_functions readers_[8];
+    kernel_function candidates_, join_, select_, compact_;
+    round_scores scorers_;
 };
 
 }  // namespace kvrt::cuda
