@@ -8,6 +8,7 @@
 #pragma once
 
 #include <cmath>
+#include <type_traits>
 
 #include "kernels/read.hpp"
 
@@ -94,9 +95,41 @@ KVRT_DEVICE const std::byte* block_of_slot(const std::byte* arena, const uint32_
     return block_at(arena, Cx::template load_constant<uint32_t>(table + slot / block_tokens));
 }
 
+/// What a query head's scores weigh a band of keys with: its magnitude, and its one dimension or
+/// two.
+struct band_weight {
+    float norm = 0.0f, real = 0.0f, imaginary = 0.0f;
+};
+/// Of means and phases, in double, as triattention_weights does. `means` and `phases` are places,
+/// of the query head's means and of its sequence's phases.
+template <class Cx>
+KVRT_DEVICE band_weight weight_of_band(const triattention_parameters& call, uint64_t means,
+                                       uint64_t phases, uint32_t variant, uint32_t band) {
+    const uint64_t at = means + band;
+    const double real = double{Cx::template load_constant<float>(call.mean_real + at)};
+    const double imaginary = double{Cx::template load_constant<float>(call.mean_imaginary + at)};
+    const double magnitude = double{Cx::template load_constant<float>(call.mean_magnitude + at)};
+    const double above = magnitude - std::sqrt(real * real + imaginary * imaginary);
+    const double spread = above > 0.0 ? above : 0.0;
+    band_weight made;
+    if (band < call.rotated) {
+        const double* const phase =
+            call.phases + phases + 2 * (uint64_t{variant} * call.rotated + band);
+        const double c = Cx::template load_constant<double>(phase);
+        const double s = Cx::template load_constant<double>(phase + 1);
+        const double factor = call.attention_factor;
+        made.norm = static_cast<float>(factor * spread);
+        made.real = static_cast<float>(factor * (real * c - imaginary * s));
+        made.imaginary = static_cast<float>(factor * (real * s + imaginary * c));
+    } else {
+        made.norm = static_cast<float>(spread);
+        made.real = static_cast<float>(real);
+    }
+    return made;
+}
+
 /// Weights of `heads` query heads lie in shared memory by band: [heads] for magnitudes, then
-/// [heads][real, imaginary] for products. They are made here of means and phases, in double, as
-/// triattention_weights does; those of heads beyond the group are 0.
+/// [heads][real, imaginary] for products; those of heads beyond the group are 0.
 template <class Cx, uint32_t heads>
 struct band_weights {
     static constexpr uint32_t per_band = heads * 3;
@@ -111,37 +144,25 @@ struct band_weights {
         const uint32_t bands = call.bands();
         for (uint32_t i = Cx::thread(); i < bands * heads; i += score_threads) {
             const uint32_t band = i / heads, h = i % heads;
-            float norm = 0.0f, real_part = 0.0f, imaginary_part = 0.0f;
+            band_weight made;
             if (first_head + h < call.group) {
-                const uint64_t at = means + uint64_t{first_head + h} * bands + band;
-                const double real = double{Cx::template load_constant<float>(call.mean_real + at)};
-                const double imaginary =
-                    double{Cx::template load_constant<float>(call.mean_imaginary + at)};
-                const double magnitude =
-                    double{Cx::template load_constant<float>(call.mean_magnitude + at)};
-                const double above = magnitude - std::sqrt(real * real + imaginary * imaginary);
-                const double spread = above > 0.0 ? above : 0.0;
-                if (band < call.rotated) {
-                    const double* const phase =
-                        call.phases + phases + 2 * (uint64_t{variant} * call.rotated + band);
-                    const double c = Cx::template load_constant<double>(phase);
-                    const double s = Cx::template load_constant<double>(phase + 1);
-                    const double factor = call.attention_factor;
-                    norm = static_cast<float>(factor * spread);
-                    real_part = static_cast<float>(factor * (real * c - imaginary * s));
-                    imaginary_part = static_cast<float>(factor * (real * s + imaginary * c));
-                } else {
-                    norm = static_cast<float>(spread);
-                    real_part = static_cast<float>(real);
-                }
+                made = weight_of_band<Cx>(call, means + uint64_t{first_head + h} * bands, phases,
+                                          variant, band);
             }
             float* const weights = shared + band * per_band;
-            Cx::store(weights + h, norm);
-            Cx::store(weights + heads + 2 * h, real_part);
-            Cx::store(weights + heads + 2 * h + 1, imaginary_part);
+            Cx::store(weights + h, made.norm);
+            Cx::store(weights + heads + 2 * h, made.real);
+            Cx::store(weights + heads + 2 * h + 1, made.imaginary);
         }
     }
 };
+
+/// Magnitude of a band of one dimension or two.
+template <class Cx, bool rotated>
+KVRT_DEVICE float magnitude_of(float a, float b) {
+    return rotated ? std::sqrt(Cx::multiply_add(a, a, b * b))
+                   : Cx::bits_to_f32(Cx::f32_to_bits(a) & 0x7fffffffu);
+}
 
 /// Sums of a slot, per query head.
 template <class Cx, uint32_t heads>
@@ -154,8 +175,7 @@ struct head_sums {
     KVRT_DEVICE void add(const float* weights, float a, float b, bool first_variant) {
         using pair = word2;
         if (first_variant) {
-            const float magnitude = rotated ? std::sqrt(Cx::multiply_add(a, a, b * b))
-                                            : Cx::bits_to_f32(Cx::f32_to_bits(a) & 0x7fffffffu);
+            const float magnitude = magnitude_of<Cx, rotated>(a, b);
             KVRT_UNROLL
             for (uint32_t h = 0; h < heads; h += 2) {
                 const pair two = Cx::template load<pair>(weights + h);
@@ -172,11 +192,12 @@ struct head_sums {
     }
 };
 
-template <class Cx, uint32_t heads, class reader>
-KVRT_DEVICE void sum_bands(const triattention_parameters& call, const reader& row, uint32_t variant,
-                           head_sums<Cx, heads>& sums) {
-    using weights = band_weights<Cx, heads>;
-    const bool first_variant = variant == 0;
+/// Calls visit(band, a, b, does it rotate) for the bands of a row, in order; b is 0 where a band
+/// has one dimension.
+template <class reader, class callable>
+KVRT_DEVICE void visit_bands(const triattention_parameters& call, const reader& row,
+                             const callable& visit) {
+    using turned = std::true_type;
     const uint32_t rotated = call.rotated, bands = call.bands();
     const auto left = [](uint32_t from, uint32_t end, uint32_t most) {
         return end - from < most ? end - from : most;
@@ -190,8 +211,7 @@ KVRT_DEVICE void sum_bands(const triattention_parameters& call, const reader& ro
             KVRT_UNROLL
             for (uint32_t i = 0; i < at_once; ++i) {
                 if (i >= count) continue;
-                sums.template add<true>(weights::of(band + i), both[2 * i], both[2 * i + 1],
-                                        first_variant);
+                visit(band + i, both[2 * i], both[2 * i + 1], turned());
             }
         }
     } else {
@@ -203,7 +223,7 @@ KVRT_DEVICE void sum_bands(const triattention_parameters& call, const reader& ro
             KVRT_UNROLL
             for (uint32_t i = 0; i < read_channels; ++i) {
                 if (i >= count) continue;
-                sums.template add<true>(weights::of(band + i), a[i], b[i], first_variant);
+                visit(band + i, a[i], b[i], turned());
             }
         }
     }
@@ -214,7 +234,7 @@ KVRT_DEVICE void sum_bands(const triattention_parameters& call, const reader& ro
         KVRT_UNROLL
         for (uint32_t i = 0; i < read_channels; ++i) {
             if (i >= count) continue;
-            sums.template add<false>(weights::of(band + i), a[i], 0.0f, first_variant);
+            visit(band + i, a[i], 0.0f, std::false_type());
         }
     }
 }
@@ -222,6 +242,7 @@ KVRT_DEVICE void sum_bands(const triattention_parameters& call, const reader& ro
 /// The kernel of TriAttention, for keys that are stored so.
 template <class Cx, coding codes, number type, uint32_t heads>
 KVRT_DEVICE void score_keys(const triattention_parameters& call) {
+    using weights = band_weights<Cx, heads>;
     const uint32_t kv_heads = call.place.kv_heads;
     const score_share share =
         share_of_stretch<Cx>(call.lanes, call.count, kv_heads, call.most_slots);
@@ -247,11 +268,15 @@ KVRT_DEVICE void score_keys(const triattention_parameters& call) {
             for (uint32_t variant = 0; variant < call.variants; ++variant) {
                 if (call.variants != 1 || part == share.first) {
                     Cx::barrier();  // nobody reads the weights before any more
-                    band_weights<Cx, heads>::make(call, means, phases, first_head, variant);
+                    weights::make(call, means, phases, first_head, variant);
                     Cx::barrier();
                 }
                 head_sums<Cx, heads> sums;
-                sum_bands<Cx, heads>(call, row, variant, sums);
+                const bool first_variant = variant == 0;
+                visit_bands(call, row, [&](uint32_t band, float a, float b, auto turns) {
+                    sums.template add<decltype(turns)::value>(weights::of(band), a, b,
+                                                              first_variant);
+                });
                 KVRT_UNROLL
                 for (uint32_t h = 0; h < heads; ++h) {
                     if (variant == 0) norm[h] = sums.norm[h];
