@@ -72,6 +72,78 @@ func (p *Pool) CUDAMemory() (uint64, error) {
 	return uint64(got.count), p.failure(got.result)
 }
 
+// CUDAScoreMethod is who scores keys by TriAttention on a CUDA device.
+type CUDAScoreMethod uint32
+
+// The methods of kv_cuda.h.
+const (
+	CUDAScoreKernel   CUDAScoreMethod = C.KV_CUDA_SCORE_KERNEL   // the library's own; a pool begins so
+	CUDAScoreProducts CUDAScoreMethod = C.KV_CUDA_SCORE_PRODUCTS // matrix products by cuBLASLt
+	CUDAScoreMeasured CUDAScoreMethod = C.KV_CUDA_SCORE_MEASURED // whichever is faster
+
+	cudaScoringTF32 = uint32(C.KV_CUDA_SCORING_TF32)
+)
+
+// CUDAScoring is how keys are scored by TriAttention.
+type CUDAScoring struct {
+	Method         CUDAScoreMethod
+	WorkspaceBytes uint64 // of products, in device memory; 0: the library's choice
+	TF32           bool   // products may round keys and weights to 11 bits
+}
+
+// CUDAScoringReport is how keys were scored so far.
+type CUDAScoringReport struct {
+	CUDAScoring
+	LibraryVersion                       uint32 // as cublasLtGetVersion counts; 0: never asked for
+	KernelCohorts, ProductCohorts        uint64 // lanes of one kind that were scored together
+	ShapeHits, ShapeMisses               uint64 // of products: descriptors that were there, or not
+	KernelKinds, ProductKinds, OpenKinds uint32 // of work: decided, or still being timed
+	Reason                               string // why a measured round last was the kernel's untimed
+}
+
+// SetCUDAScoring says who scores, from the next round on. What products take stays until the pool
+// is closed.
+func (p *Pool) SetCUDAScoring(scoring CUDAScoring) error {
+	if err := p.enter(); err != nil {
+		return err
+	}
+	defer p.leave()
+	var flags uint32
+	if scoring.TF32 {
+		flags = cudaScoringTF32
+	}
+	return p.failure(C.kvgo_cuda_pool_set_scoring(p.handle, C.uint32_t(scoring.Method),
+		C.uint64_t(scoring.WorkspaceBytes), C.uint32_t(flags)))
+}
+
+// CUDAScoring is how keys are scored, and were.
+func (p *Pool) CUDAScoring() (CUDAScoringReport, error) {
+	if err := p.enter(); err != nil {
+		return CUDAScoringReport{}, err
+	}
+	defer p.leave()
+	got := C.kvgo_cuda_pool_get_scoring(p.handle)
+	if err := p.failure(got.result); err != nil {
+		return CUDAScoringReport{}, err
+	}
+	return CUDAScoringReport{
+		CUDAScoring: CUDAScoring{
+			Method:         CUDAScoreMethod(got.report.method),
+			WorkspaceBytes: uint64(got.report.workspace_bytes),
+			TF32:           uint32(got.report.scoring_flags)&cudaScoringTF32 != 0,
+		},
+		LibraryVersion: uint32(got.report.library_version),
+		KernelCohorts:  uint64(got.report.kernel_cohorts),
+		ProductCohorts: uint64(got.report.product_cohorts),
+		ShapeHits:      uint64(got.report.shape_hits),
+		ShapeMisses:    uint64(got.report.shape_misses),
+		KernelKinds:    uint32(got.report.kernel_kinds),
+		ProductKinds:   uint32(got.report.product_kinds),
+		OpenKinds:      uint32(got.report.open_kinds),
+		Reason:         C.GoString(&got.report.reason[0]),
+	}, nil
+}
+
 // UseCUDAStream names the stream that all of the step's work goes to, before Reserve: a CUstream or
 // cudaStream_t of the device's primary context, not the default one, which lives until that work is
 // done.

@@ -50,6 +50,12 @@ func TestPoolOnCPUTakesNothingOfADevice(t *testing.T) {
 	pool := newPool(t, smallConfig(0), smallModel())
 	_, err := pool.CUDAMemory()
 	refused(t, err, ErrInvalid, "CPU")
+	_, err = pool.CUDAScoring()
+	refused(t, err, ErrInvalid, "CPU")
+	scoring := CUDAScoring{Method: CUDAScoreProducts, TF32: true}
+	refused(t, pool.SetCUDAScoring(scoring), ErrInvalid, "CPU")
+	scoring.Method = 9
+	refused(t, pool.SetCUDAScoring(scoring), ErrInvalid, "9")
 	sequence, err := pool.CreateSequence(SequenceConfig{})
 	must(t, err)
 	step, err := pool.BeginStep()

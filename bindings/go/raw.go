@@ -11,6 +11,9 @@ func rawCUDAStructs() map[string]any {
 		"kv_cuda_device": C.kv_cuda_device{},
 		"kv_cuda_memory": C.kv_cuda_memory{},
 		"kv_cuda_tables": C.kv_cuda_tables{},
+
+		"kv_cuda_scoring":        C.kv_cuda_scoring{},
+		"kv_cuda_scoring_report": C.kv_cuda_scoring_report{},
 	}
 }
 

@@ -241,6 +241,10 @@ func TestConstants(t *testing.T) {
 	add("KV_LIVE_POOLS", LivePools)
 	add("KV_LIVE_SEQUENCES", LiveSequences)
 	add("KV_LIVE_STEPS", LiveSteps)
+	add("KV_CUDA_SCORE_KERNEL", CUDAScoreKernel)
+	add("KV_CUDA_SCORE_PRODUCTS", CUDAScoreProducts)
+	add("KV_CUDA_SCORE_MEASURED", CUDAScoreMeasured)
+	add("KV_CUDA_SCORING_TF32", cudaScoringTF32)
 	for i, line := range got { // %d of a Stringer prints the number; make sure of it
 		if _, err := strconv.Atoi(strings.Fields(line)[1]); err != nil {
 			t.Errorf("line %d: %s", i, line)

@@ -263,6 +263,21 @@ kvgo_count kvgo_cuda_pool_memory(uintptr_t pool) {
     return out;
 }
 
+kvgo_result kvgo_cuda_pool_set_scoring(uintptr_t pool, uint32_t method, uint64_t workspace_bytes,
+                                       uint32_t flags) {
+    kv_cuda_scoring scoring = KV_INIT(kv_cuda_scoring);
+    scoring.flags = flags;
+    scoring.method = method;
+    scoring.workspace_bytes = workspace_bytes;
+    return finish(kv_cuda_pool_set_scoring(pool_of(pool), &scoring));
+}
+
+kvgo_cuda_scoring kvgo_cuda_pool_get_scoring(uintptr_t pool) {
+    kvgo_cuda_scoring out = {{KV_OK, NULL}, KV_INIT(kv_cuda_scoring_report)};
+    out.result = finish(kv_cuda_pool_get_scoring(pool_of(pool), &out.report));
+    return out;
+}
+
 kvgo_result kvgo_cuda_step_use_stream(uintptr_t step, uintptr_t stream) {
     return finish(kv_cuda_step_use_stream(step_of(step), (struct CUstream_st*)stream));
 }

@@ -166,6 +166,11 @@ typedef struct kvgo_cuda_tables {
     uintptr_t block_table, slot_mapping, query_start, kv_len, positions;
 } kvgo_cuda_tables;
 
+typedef struct kvgo_cuda_scoring {
+    kvgo_result result;
+    kv_cuda_scoring_report report;
+} kvgo_cuda_scoring;
+
 typedef struct kvgo_device_tensor {
     uintptr_t address;
     uint32_t dtype;
@@ -178,6 +183,9 @@ kvgo_cuda_device kvgo_cuda_get_device(void);
 kvgo_pool kvgo_cuda_pool_create(const kv_pool_config* config, const kv_model* model, uintptr_t user,
                                 uintptr_t allocate, uintptr_t release);
 kvgo_count kvgo_cuda_pool_memory(uintptr_t pool);
+kvgo_result kvgo_cuda_pool_set_scoring(uintptr_t pool, uint32_t method, uint64_t workspace_bytes,
+                                       uint32_t flags);
+kvgo_cuda_scoring kvgo_cuda_pool_get_scoring(uintptr_t pool);
 kvgo_result kvgo_cuda_step_use_stream(uintptr_t step, uintptr_t stream);
 kvgo_cuda_tables kvgo_cuda_step_tables(uintptr_t step, uint32_t layer, uint32_t kv_head);
 kvgo_result kvgo_write_on_device(uintptr_t step, uint32_t layer, kvgo_device_tensor keys,

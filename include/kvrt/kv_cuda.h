@@ -27,14 +27,14 @@
  * given, as docs/device.md says; their rounds are enqueued behind the step, on its stream, and
  * blocks return with it. kv_compress outside of steps goes to a stream of the pool's, or that of an
  * open step, which must not be captured then. The first policy takes device memory for positions
- * and scores. Other policies, those of layers that seal, kv_seq_fit_affine, KV_POOL_DEBUG and
- * max_observed_sequences are UNSUPPORTED.
+ * and scores, kv_cuda_pool_set_scoring for matrix products. Other policies, those of layers that
+ * seal, kv_seq_fit_affine, KV_POOL_DEBUG and max_observed_sequences are UNSUPPORTED.
  *
  * kv_plan answers as for the CPU, and needs no device. Its metadata_bytes leave out the image of
  * the tables on the device (see kv_cuda_tables), which takes as much there: for each of two steps
  * and each lane, max_step_sequences rows of max_tokens_per_sequence / block_tokens words of 4
  * bytes, and max_step_tokens of 20; for each layer up to 64 pieces of 16 to 40 bytes a sequence, of
- * what kv_attend does. Nor do they count what the first policy takes.
+ * what kv_attend does. Nor do they count what the first policy takes, or matrix products.
  *
  * Once the device has failed, every call that needs it returns KV_DEVICE with the name of the first
  * CUDA error: release the pool. kv_step_end does so also where the step has ended, and only rounds
@@ -132,6 +132,57 @@ KV_API KV_MUST_CHECK kv_status kv_cuda_step_tables(kv_step *step, uint32_t layer
 /* Bytes of device memory behind the pool's arena now. Elastic pools give theirs back once no step
  * in flight can read them. Errors: INVALID (the pool is on the CPU). Threads: external. */
 KV_API KV_MUST_CHECK kv_status kv_cuda_pool_memory(kv_pool *pool, uint64_t *out_bytes);
+
+/* Who scores keys by KV_SCORER_TRIATTENTION: a kernel of the library's own, which a pool begins
+ * with; or matrix products by cuBLASLt of CUDA 13 or 12 (libcublasLt.so, which is loaded when a
+ * host first asks for it, and stays); or, by kinds of work (format, dimensions, and amount in
+ * powers of 2), whichever of the two is faster on this device. For that each is timed three times
+ * as rounds come, the fastest counts, and the choice is for good; nobody waits for it. */
+enum { KV_CUDA_SCORE_KERNEL = 0, KV_CUDA_SCORE_PRODUCTS = 1, KV_CUDA_SCORE_MEASURED = 2 };
+
+/* Products may round keys and weights to 11 bits (TF32), where the device is faster then. */
+enum { KV_CUDA_SCORING_TF32 = 1u << 0 };
+
+typedef struct kv_cuda_scoring {
+    uint32_t struct_size, flags; /* KV_CUDA_SCORING_* */
+    const void *next;
+    uint32_t method; /* KV_CUDA_SCORE_* */
+    uint32_t reserved0;
+    uint64_t workspace_bytes; /* of products, in device memory; 0: 32 MiB; at least 1 MiB */
+} kv_cuda_scoring;
+
+/* From the next round on. Scores of both are the formula's to f32's rounding of a sum (with 256
+ * dimensions 3e-5 of the sum of its terms' magnitudes), with KV_CUDA_SCORING_TF32 those of products
+ * to 1.1e-3 of it. KV_CUDA_SCORE_MEASURED may make another choice in another run, and of tokens
+ * whose scores are as near as that keep others; the other two keep the same ones in each run.
+ *
+ * Workspace and flags are those of the first call with products, and stay until the pool ends. A
+ * round by KV_CUDA_SCORE_PRODUCTS for which the library has no algorithm fails (UNSUPPORTED), and
+ * so does one of which the workspace does not hold a head (LIMIT, with what it takes); a measured
+ * one is the kernel's then, and the report says why.
+ * Errors: INVALID (the pool is on the CPU, an unknown method, another workspace than before),
+ * UNSUPPORTED (there is no such library, or no kernels: kv_last_error says which; the pool goes on
+ * as before), NO_MEMORY, DEVICE. Threads: external. */
+KV_API KV_MUST_CHECK kv_status kv_cuda_pool_set_scoring(kv_pool *pool,
+                                                        const kv_cuda_scoring *scoring);
+
+typedef struct kv_cuda_scoring_report {
+    uint32_t struct_size, flags;
+    const void *next;
+    uint32_t method;          /* KV_CUDA_SCORE_* */
+    uint32_t library_version; /* as cublasLtGetVersion counts; 0: products were never asked for */
+    uint64_t workspace_bytes; /* of device memory that products have */
+    uint64_t kernel_cohorts, product_cohorts; /* lanes of one kind that were scored together */
+    uint64_t shape_hits, shape_misses;        /* of products: descriptors that were there, or not */
+    uint32_t kernel_kinds, product_kinds;     /* of work, whose choice has been made */
+    uint32_t open_kinds;                      /* that are still being timed */
+    uint32_t scoring_flags;                   /* KV_CUDA_SCORING_* */
+    char reason[128]; /* why a measured round last was the kernel's without being timed; or "" */
+} kv_cuda_scoring_report;
+
+/* Errors: INVALID (the pool is on the CPU). Threads: external. */
+KV_API KV_MUST_CHECK kv_status kv_cuda_pool_get_scoring(kv_pool *pool,
+                                                        kv_cuda_scoring_report *report);
 
 #ifdef __cplusplus
 }

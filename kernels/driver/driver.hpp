@@ -60,6 +60,7 @@ inline constexpr int attribute_shared_bytes_opt_in = 97;  ///< per block
 inline constexpr int attribute_virtual_memory = 102;
 
 inline constexpr unsigned int stream_non_blocking = 1;   ///< CU_STREAM_NON_BLOCKING
+inline constexpr unsigned int event_default = 0;         ///< CU_EVENT_DEFAULT
 inline constexpr unsigned int event_disable_timing = 2;  ///< CU_EVENT_DISABLE_TIMING
 inline constexpr int capture_none = 0;                   ///< CU_STREAM_CAPTURE_STATUS_NONE
 inline constexpr int capture_mode_relaxed = 2;           ///< CU_STREAM_CAPTURE_MODE_RELAXED
@@ -134,6 +135,8 @@ struct access_description {
     call(event_record, cuEventRecord, (event_handle event, stream_handle stream)) \
     call(event_query, cuEventQuery, (event_handle event)) \
     call(event_synchronize, cuEventSynchronize, (event_handle event)) \
+    call(event_elapsed, cuEventElapsedTime, \
+         (float* milliseconds, event_handle start, event_handle end)) \
     call(module_load, cuModuleLoadData, (module_handle* module, const void* image)) \
     call(module_unload, cuModuleUnload, (module_handle module)) \
     call(module_function, cuModuleGetFunction, \

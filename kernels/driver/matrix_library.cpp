@@ -16,10 +16,12 @@ const matrix_library* replaced_library = nullptr;
 
 void* find_in_library(void* library, const char* symbol) { return dlsym(library, symbol); }
 
+}  // namespace
+
 /// It stays loaded, as the driver does.
-status load_once(matrix_library& table) {
+status open_matrix_library(const char* const (&names)[2], matrix_library& table) {
     for (const int only_if_loaded : {RTLD_NOLOAD, 0}) {
-        for (const char* const name : library_names) {
+        for (const char* const name : names) {
             void* const library = dlopen(name, RTLD_NOW | RTLD_LOCAL | only_if_loaded);
             if (library != nullptr) {
                 return fill_matrix_library(library, find_in_library, name, table);
@@ -28,10 +30,8 @@ status load_once(matrix_library& table) {
     }
     return fail(KV_UNSUPPORTED,
                 "matrix products: there is no {} or {} where the system looks for libraries: {}",
-                library_names[0], library_names[1], dlerror());
+                names[0], names[1], dlerror());
 }
-
-}  // namespace
 
 status fill_matrix_library(void* library, find_symbol find, const char* name, matrix_library& out) {
     matrix_library table;
@@ -58,7 +58,7 @@ status load_matrix_library(const matrix_library*& out) {
     static bool loaded = false;
     const std::lock_guard<std::mutex> guard(library_lock);
     if (replaced_library == nullptr && !loaded) {
-        KVRT_TRY(load_once(table));
+        KVRT_TRY(open_matrix_library(library_names, table));
         loaded = true;
     }
     out = replaced_library != nullptr ? replaced_library : &table;

@@ -95,6 +95,9 @@ status load_matrix_library(const matrix_library*& out);
 /// For tests: what load_matrix_library gives from now on; null: what it finds.
 void replace_matrix_library(const matrix_library* table);
 
+/// What load_matrix_library does: the first of these that is loaded, else that is found.
+status open_matrix_library(const char* const (&names)[2], matrix_library& table);
+
 /// Fills a table by asking for each symbol: what load_matrix_library does with what it opens.
 status fill_matrix_library(void* library, find_symbol find, const char* name, matrix_library& out);
 

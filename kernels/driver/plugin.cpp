@@ -265,6 +265,14 @@ const kvrt_plugin plugin = {
     .fetch_counters = fetch_counters,
     .arrived_counters =
         [](kvrt_device* device) { return device->counters.arrived(device->fences); },
+    .set_scoring =
+        [](kvrt_device* device, const kvrt_scoring* wanted) {
+            return device->rounds.triattention().set(device->context, device->functions, *wanted);
+        },
+    .report_scoring =
+        [](const kvrt_device* device, kvrt_scoring_report* report) {
+            device->rounds.triattention().report(*report);
+        },
 };
 
 }  // namespace

@@ -65,8 +65,8 @@ const round_scorer round_scores::scorers[] = {
             {{"kvrt_score_keys_" name "_2"},  \
              {"kvrt_score_keys_" name "_4"},  \
              {"kvrt_score_keys_" name "_8"}}, \
-        {                                     \
-            "kvrt_measure_rows_" name         \
+            {"kvrt_measure_rows_" name}, {    \
+            "kvrt_gather_keys_" name          \
         }                                     \
     }
 
@@ -101,6 +101,7 @@ status round_scores::create(kernel_functions& functions) {
     for (key_functions& each : readers_) {
         for (kernel_function& score : each.score) KVRT_TRY(functions.find(score));
         KVRT_TRY(functions.find(each.measure));
+        KVRT_TRY(functions.find(each.gather));
     }
     return KV_OK;
 }
@@ -195,9 +196,7 @@ status round_scores::score_triattention(const score_call& call) {
     parameters.interleaved = scored.interleaved != 0;
     const uint32_t at_once = heads_at_once(scored.group);
     kernel_function& score = reader->score[at_once == 2 ? 0 : at_once == 4 ? 1 : 2];
-    KVRT_TRY(functions_->launch(score, blocks_of(share), score_threads,
-                                score_shared_bytes(parameters.bands(), at_once), call.stream,
-                                &parameters));
+    KVRT_TRY(triattention_.launch(*functions_, call.stream, parameters, score, reader->gather));
     return normalise(call);
 }
 

@@ -5,6 +5,7 @@
 
 #include "device/plugin.h"
 #include "driver/functions.hpp"
+#include "driver/triattention.hpp"
 #include "kernels/candidates.hpp"
 #include "kernels/normalise.hpp"
 
@@ -80,6 +81,9 @@ class round_scores {
 
     status launch(const score_call& call);
 
+    triattention_scorer& triattention() { return triattention_; }
+    const triattention_scorer& triattention() const { return triattention_; }
+
   private:
     /// Kernels that read keys stored so.
     struct key_functions {
@@ -87,6 +91,7 @@ class round_scores {
         kernels::number type = kernels::number::f32;
         kernel_function score[3];  ///< of 2, 4 and 8 query heads at once
         kernel_function measure;
+        kernel_function gather;  ///< in front of matrix products
     };
     static const round_scorer scorers[];
 
@@ -99,6 +104,7 @@ class round_scores {
     status normalise(const score_call& call);
 
     kernel_functions* functions_ = nullptr;
+    triattention_scorer triattention_;
     kernel_function places_, normalise_;
     key_functions readers_[8];
 };

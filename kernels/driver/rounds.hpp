@@ -29,6 +29,9 @@ class round_runner {
 
     status run(stream_handle stream, kvrt_round& round);
 
+    triattention_scorer& triattention() { return scorers_.triattention(); }
+    const triattention_scorer& triattention() const { return scorers_.triattention(); }
+
     /// Waits for what the stream has.
     status read(stream_handle stream, const kvrt_words* pieces, uint64_t count, uint32_t* out);
 

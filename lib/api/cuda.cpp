@@ -92,4 +92,46 @@ kv_status kv_cuda_pool_memory(kv_pool* pool, uint64_t* out_bytes) {
     });
 }
 
+kv_status kv_cuda_pool_set_scoring(kv_pool* pool, const kv_cuda_scoring* scoring) {
+    return call_pool(pool, [&]() -> status {
+        kv_cuda_scoring local;
+        KVRT_TRY(adopt(scoring, KV_CUDA_SCORING_TF32, "scoring (kv_cuda_scoring)", local));
+        if (local.method > KV_CUDA_SCORE_MEASURED) {
+            return fail(KV_INVALID,
+                        "scoring (kv_cuda_scoring): method {} is none of"
+                        " KV_CUDA_SCORE_*",
+                        local.method);
+        }
+        cache& store = pool->store;
+        if (!store.on_device()) return fail(KV_INVALID, "the pool is on the CPU");
+        return store.device.set_scoring({local.method, local.flags, local.workspace_bytes});
+    });
+}
+
+kv_status kv_cuda_pool_get_scoring(kv_pool* pool, kv_cuda_scoring_report* report) {
+    return call_pool(pool, [&]() -> status {
+        kv_cuda_scoring_report local;
+        KVRT_TRY(adopt(report, 0, "report (kv_cuda_scoring_report)", local));
+        const cache& store = pool->store;
+        if (!store.on_device()) return fail(KV_INVALID, "the pool is on the CPU");
+        kvrt_scoring_report found = {};
+        store.device.report_scoring(found);
+        local.scoring_flags = found.flags;
+        local.method = found.method;
+        local.library_version = found.library_version;
+        local.workspace_bytes = found.workspace_bytes;
+        local.kernel_cohorts = found.kernel_cohorts;
+        local.product_cohorts = found.product_cohorts;
+        local.shape_hits = found.shape_hits;
+        local.shape_misses = found.shape_misses;
+        local.kernel_kinds = found.kernel_kinds;
+        local.product_kinds = found.product_kinds;
+        local.open_kinds = found.open_kinds;
+        static_assert(sizeof local.reason == sizeof found.reason);
+        std::memcpy(local.reason, found.reason, sizeof local.reason);
+        deliver(local, report);
+        return KV_OK;
+    });
+}
+
 }  // extern "C"

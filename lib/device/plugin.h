@@ -254,6 +254,18 @@ typedef struct kvrt_round {
     const float* means[3]; /* of the device: real, imaginary parts, magnitudes */
 } kvrt_round;
 
+/* As kv_cuda_scoring and kv_cuda_scoring_report of kv_cuda.h. */
+typedef struct kvrt_scoring {
+    uint32_t method, flags;
+    uint64_t workspace_bytes;
+} kvrt_scoring;
+typedef struct kvrt_scoring_report {
+    uint32_t method, flags;
+    uint64_t workspace_bytes, kernel_cohorts, product_cohorts, shape_hits, shape_misses;
+    uint32_t kernel_kinds, product_kinds, open_kinds, library_version;
+    char reason[128];
+} kvrt_scoring_report;
+
 /* Of a table, in lines of 64 bytes: `lines` of them from `source` on become those from `target` on
  * too. */
 typedef struct kvrt_plan_copy {
@@ -354,6 +366,10 @@ typedef struct kvrt_plugin {
     kv_status (*create_counters)(kvrt_device* device, uint64_t count, uint64_t** out_address);
     kv_status (*fetch_counters)(kvrt_device* device, uint64_t step);
     const uint64_t* (*arrived_counters)(kvrt_device* device);
+
+    /* UNSUPPORTED: there is no library of matrix products, or no kernels. */
+    kv_status (*set_scoring)(kvrt_device* device, const kvrt_scoring* wanted);
+    void (*report_scoring)(const kvrt_device* device, kvrt_scoring_report* report);
 } kvrt_plugin;
 
 /* The symbol: a function that returns the table. */

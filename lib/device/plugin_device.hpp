@@ -102,6 +102,12 @@ class plugin_device final : public device_memory, public step_clock {
     status copy_words(uint64_t step, uint32_t* target, const uint32_t* source, uint64_t words) {
         return told(plugin_->copy_words(device_, step, target, source, words));
     }
+    status set_scoring(const kvrt_scoring& wanted) {
+        return told(plugin_->set_scoring(device_, &wanted));
+    }
+    void report_scoring(kvrt_scoring_report& report) const {
+        plugin_->report_scoring(device_, &report);
+    }
 
   private:
     /// The plugin's message becomes this library's.

@@ -126,5 +126,9 @@ const struct abi_constant abi_constants[] = {
     CONSTANT(KV_LIVE_POOLS),
     CONSTANT(KV_LIVE_SEQUENCES),
     CONSTANT(KV_LIVE_STEPS),
+    CONSTANT(KV_CUDA_SCORE_KERNEL),
+    CONSTANT(KV_CUDA_SCORE_PRODUCTS),
+    CONSTANT(KV_CUDA_SCORE_MEASURED),
+    CONSTANT(KV_CUDA_SCORING_TF32),
 };
 const size_t abi_constant_count = sizeof abi_constants / sizeof abi_constants[0];

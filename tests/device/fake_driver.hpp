@@ -47,6 +47,8 @@ struct event_object {
     context_handle context = nullptr;
     uint64_t recorded = 0;
     uint64_t completed = 0;
+    double time = 0.0;  ///< microseconds, of the last completion
+    bool timed = false;
     bool captured = false;
     bool destroyed = false;
 };
@@ -112,6 +114,9 @@ class fake_driver {
     std::vector<operation> end_capture(stream_handle stream);
     int capture_mode() const;  ///< of this thread: 0 is the strictest
     void replay(const std::vector<operation>& graph, stream_handle stream);
+
+    /// Microseconds that an operation takes, by what it is; others take 1.
+    std::map<std::string, double> durations;
 
     /// Calls of this symbol fail with `result`, `times` of them, after `skipped` have not.
     void inject(const char* symbol, driver_result result, unsigned int skipped = 0,
@@ -180,6 +185,7 @@ class fake_driver {
     std::map<std::string, uint64_t> counts_;
     std::map<std::string, injection> injections_;
     uint64_t synchronisations_ = 0;
+    double time_ = 0.0;  ///< microseconds
 
     std::map<device_pointer, std::size_t> reservations_;  ///< and plain allocations' addresses
     std::map<device_pointer, range> ranges_;              ///< mapped

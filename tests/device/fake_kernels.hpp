@@ -6,7 +6,7 @@
 #include "kernels/attend_rows.hpp"
 #include "kernels/compact.hpp"
 #include "kernels/copy.hpp"
-#include "kernels/score.hpp"
+#include "kernels/score_products.hpp"
 #include "kernels/seal.hpp"
 #include "kernels/select.hpp"
 #include "kernels/share.hpp"
@@ -24,6 +24,7 @@ struct kernel_faults {
     std::function<bool(kernels::spread_parameters&)> spread;  ///< false: it does not run
     std::function<void(kernels::guard_parameters&)> guard;
     std::function<void(kernels::triattention_parameters&)> score;
+    std::function<void(kernels::product_parameters&)> product;  ///< of any kernel around one
     std::function<void(kernels::select_parameters&)> select;
     std::function<void(kernels::compact_parameters&)> compact;
 };

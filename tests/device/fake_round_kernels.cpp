@@ -15,6 +15,10 @@ void score(const triattention_parameters& call) {
     score_keys<fake_context, codes, type, heads>(call);
 }
 template <coding codes, number type>
+void gather(const product_parameters& call) {
+    gather_keys<fake_context, codes, type>(call);
+}
+template <coding codes, number type>
 void measure(const measure_parameters& call) {
     measure_rows<fake_context, codes, type>(call);
 }
@@ -23,12 +27,14 @@ void measure(const measure_parameters& call) {
 constexpr const char* not_here[] = {"f32", "int4_token", "fp8_token", "fp8_e4m3", "fp8_e5m2"};
 
 template <coding codes, number type>
-void add_reader(fake_driver& fake, const char* (&names)[4],
-                const std::function<bool(triattention_parameters&)>& change) {
+void add_reader(fake_driver& fake, const char* (&names)[5],
+                const std::function<bool(triattention_parameters&)>& change,
+                const std::function<bool(product_parameters&)>& product) {
     add<triattention_parameters>(fake, names[0], score<codes, type, 2>, change);
     add<triattention_parameters>(fake, names[1], score<codes, type, 4>, change);
     add<triattention_parameters>(fake, names[2], score<codes, type, 8>, change);
     add<measure_parameters>(fake, names[3], measure<codes, type>);
+    add<product_parameters>(fake, names[4], gather<codes, type>, product);
 }
 
 }  // namespace
@@ -45,26 +51,32 @@ void add_round_kernels(fake_driver& fake, const kernel_faults& faults) {
     add<compact_parameters>(fake, "kvrt_compact_lanes", compact_lanes<fake_context>,
                             changing(faults.compact));
     const auto change = changing(faults.score);
+    const auto product = changing(faults.product);
+    add<product_parameters>(fake, "kvrt_weigh_heads", weigh_heads<fake_context>, product);
+    add<product_parameters>(fake, "kvrt_take_greatest", take_greatest<fake_context>, product);
     static const char* f16[] = {"kvrt_score_keys_f16_2", "kvrt_score_keys_f16_4",
-                                "kvrt_score_keys_f16_8", "kvrt_measure_rows_f16"};
+                                "kvrt_score_keys_f16_8", "kvrt_measure_rows_f16",
+                                "kvrt_gather_keys_f16"};
     static const char* bf16[] = {"kvrt_score_keys_bf16_2", "kvrt_score_keys_bf16_4",
-                                 "kvrt_score_keys_bf16_8", "kvrt_measure_rows_bf16"};
+                                 "kvrt_score_keys_bf16_8", "kvrt_measure_rows_bf16",
+                                 "kvrt_gather_keys_bf16"};
     static const char* int8[] = {"kvrt_score_keys_int8_token_2", "kvrt_score_keys_int8_token_4",
-                                 "kvrt_score_keys_int8_token_8", "kvrt_measure_rows_int8_token"};
-    add_reader<coding::plain, number::f16>(fake, f16, change);
-    add_reader<coding::plain, number::bf16>(fake, bf16, change);
-    add_reader<coding::int8_token, number::f32>(fake, int8, change);
+                                 "kvrt_score_keys_int8_token_8", "kvrt_measure_rows_int8_token",
+                                 "kvrt_gather_keys_int8_token"};
+    add_reader<coding::plain, number::f16>(fake, f16, change, product);
+    add_reader<coding::plain, number::bf16>(fake, bf16, change, product);
+    add_reader<coding::int8_token, number::f32>(fake, int8, change, product);
+    const auto leave_out = [&fake](const std::string& name, std::size_t bytes) {
+        fake.add_kernel(name.c_str(), {bytes}, [&fake, name](const kernel_launch&) {
+            fake.violations.push_back(name + " is not in these tests");
+        });
+    };
     for (const std::string name : not_here) {
-        for (const char* heads : {"_2", "_4", "_8", ""}) {
-            const bool measures = *heads == '\0';
-            const std::string whole =
-                (measures ? "kvrt_measure_rows_" : "kvrt_score_keys_") + name + heads;
-            const std::size_t bytes =
-                measures ? sizeof(measure_parameters) : sizeof(triattention_parameters);
-            fake.add_kernel(whole.c_str(), {bytes}, [&fake, whole](const kernel_launch&) {
-                fake.violations.push_back(whole + " is not in these tests");
-            });
+        for (const char* heads : {"_2", "_4", "_8"}) {
+            leave_out("kvrt_score_keys_" + name + heads, sizeof(triattention_parameters));
         }
+        leave_out("kvrt_measure_rows_" + name, sizeof(measure_parameters));
+        leave_out("kvrt_gather_keys_" + name, sizeof(product_parameters));
     }
 }
 

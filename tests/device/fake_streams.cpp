@@ -44,6 +44,8 @@ bool fake_driver::run_one(stream_handle stream) {
     const operation next = std::move(stream->queue.front());
     stream->queue.pop_front();
     next.run();
+    const auto duration = durations.find(next.what);
+    time_ += duration != durations.end() ? duration->second : 1.0;
     return true;
 }
 
@@ -189,11 +191,12 @@ void fake_driver::fill_stream_calls() {
     };
     table_.event_create = [](event_handle* event, unsigned int flags) {
         return calls::outside_capture("cuEventCreate", [&](fake_driver& self) {
-            if (flags != event_disable_timing) {
-                return self.violate(error_invalid_value, "an event that takes the time");
+            if (flags != event_disable_timing && flags != event_default) {
+                return self.violate(error_invalid_value, "an event of another kind");
             }
             *event = &self.events_.emplace_back();
             (*event)->context = self.current();
+            (*event)->timed = flags == event_default;
             return success;
         });
     };
@@ -215,8 +218,10 @@ void fake_driver::fill_stream_calls() {
             event->captured = stream->capturing;
             if (event->captured) return success;
             const uint64_t count = ++event->recorded;
-            return self.enqueue(
-                stream, {"event", [=] { event->completed = std::max(event->completed, count); }});
+            return self.enqueue(stream, {"event", [=, &self] {
+                                             event->completed = std::max(event->completed, count);
+                                             event->time = self.time_;
+                                         }});
         });
     };
     table_.event_query = [](event_handle event) {
@@ -230,6 +235,18 @@ void fake_driver::fill_stream_calls() {
         return calls::outside_capture("cuEventSynchronize", [&](fake_driver& self) {
             return self.synchronise([&] { return event->completed >= event->recorded; },
                                     "cuEventSynchronize");
+        });
+    };
+    table_.event_elapsed = [](float* milliseconds, event_handle start, event_handle end) {
+        return calls::outside_capture("cuEventElapsedTime", [&](fake_driver& self) {
+            if (!start->timed || !end->timed || start->destroyed || end->destroyed) {
+                return self.violate(error_invalid_handle, "the time of an event that takes none");
+            }
+            for (const event_handle each : {start, end}) {
+                if (each->completed < each->recorded) return error_not_ready;
+            }
+            *milliseconds = static_cast<float>((end->time - start->time) / 1000.0);
+            return success;
         });
     };
     table_.launch = [](function_handle function, unsigned int grid_x, unsigned int grid_y,

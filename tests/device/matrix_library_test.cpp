@@ -118,6 +118,17 @@ TEST_CASE("cuBLASLt itself makes descriptors of what it is told") {
     CHECK(table->preference_destroy(preference) == matrix_success);
 }
 
+TEST_CASE("where there is no library, both names are said") {
+    matrix_library table;
+    CHECK(open_matrix_library({"libnowhere.so.13", "libnowhere.so.12"}, table) == KV_UNSUPPORTED);
+    const std::string reason = message_buffer();
+    CHECK(reason.find("there is no libnowhere.so.13 or libnowhere.so.12") != std::string::npos);
+    CHECK(!table.version);
+    // One that is there, and is another.
+    CHECK(open_matrix_library({"libnowhere.so.13", "libc.so.6"}, table) == KV_UNSUPPORTED);
+    CHECK(std::string(message_buffer()).find("libc.so.6 has no cublasLt") != std::string::npos);
+}
+
 TEST_CASE("a library without one of the calls is none") {
     static const char* absent = nullptr;
     const find_symbol find = [](void*, const char* symbol) {

@@ -37,32 +37,35 @@ struct rope_of_tests {
     }
 };
 
+/// The same means of queries in both, for layers_for_rounds.
+inline void give_means(twin_pools_on& twins) {
+    for (uint32_t layer : {0u, 1u, 3u}) {
+        std::vector<float> real(4 * 32), imaginary(4 * 32), magnitude(4 * 32);
+        std::normal_distribution<float> normal;
+        for (std::size_t i = 0; i < real.size(); ++i) {
+            real[i] = normal(twins.random);
+            imaginary[i] = normal(twins.random);
+            magnitude[i] = std::hypot(real[i], imaginary[i]) + std::abs(normal(twins.random));
+        }
+        kv_query_statistics statistics = KV_INIT(kv_query_statistics);
+        statistics.layer = layer;
+        statistics.query_heads = 4;
+        statistics.bands = 32;
+        statistics.tokens = 1;
+        statistics.mean_real = real.data();
+        statistics.mean_imaginary = imaginary.data();
+        statistics.mean_magnitude = magnitude.data();
+        for (kv_pool* pool : twins.pools)
+            REQUIRE(kv_pool_set_statistics(pool, &statistics) == KV_OK);
+    }
+}
+
 /// Twin pools whose sequences have policies.
 struct round_pools : rope_of_tests, twin_pools {
     explicit round_pools(uint32_t flags = 0, const kvrt_plugin* plugin = nullptr)
         : twin_pools(flags, layers_for_rounds(rope_of_tests::rope), plugin) {}
 
-    /// The same means of queries in both.
-    void give_statistics() {
-        for (uint32_t layer : {0u, 1u, 3u}) {
-            std::vector<float> real(4 * 32), imaginary(4 * 32), magnitude(4 * 32);
-            std::normal_distribution<float> normal;
-            for (std::size_t i = 0; i < real.size(); ++i) {
-                real[i] = normal(random);
-                imaginary[i] = normal(random);
-                magnitude[i] = std::hypot(real[i], imaginary[i]) + std::abs(normal(random));
-            }
-            kv_query_statistics statistics = KV_INIT(kv_query_statistics);
-            statistics.layer = layer;
-            statistics.query_heads = 4;
-            statistics.bands = 32;
-            statistics.tokens = 1;
-            statistics.mean_real = real.data();
-            statistics.mean_imaginary = imaginary.data();
-            statistics.mean_magnitude = magnitude.data();
-            for (kv_pool* pool : pools) REQUIRE(kv_pool_set_statistics(pool, &statistics) == KV_OK);
-        }
-    }
+    void give_statistics() { give_means(*this); }
     void compare_reports() {
         CHECK(reports[0].compactions == reports[1].compactions);
         CHECK(reports[0].compactions_skipped == reports[1].compactions_skipped);
@@ -151,6 +154,34 @@ inline twin_sequence start(round_pools& pools, uint32_t tokens, const kv_policy*
     twin_sequence made = pools.create(policy);
     pools.step({{&made, tokens, tokens}}, true);
     return made;
+}
+
+/// Prompts, tokens one by one, drafts, a pinned range, a fork that goes on from a shared tail,
+/// truncations; rounds at step ends, and the device as late as chance has it.
+inline void drive(round_pools& pools, const kv_policy& policy, uint32_t steps) {
+    std::deque<twin_sequence> sequences;
+    for (uint32_t i = 0; i < 3; ++i) sequences.push_back(pools.create(&policy));
+    for (uint32_t i = 0; i < 2; ++i) {
+        REQUIRE(kv_seq_pin(pools.pools[i], sequences[1].of[i], 20, 5) == KV_OK);
+    }
+    pools.step({{&sequences[0], 70, 70}, {&sequences[1], 90, 90}, {&sequences[2], 5, 5}}, true);
+    pools.compare_reports();
+    for (uint32_t step = 0; step < steps; ++step) {
+        CAPTURE(step);
+        if (step == 3) sequences.push_back(pools.fork(sequences[0]));
+        if (step == 6) pools.truncate(sequences[1], sequences[1].tokens - 2);
+        std::vector<twin_append> items;
+        for (twin_sequence& each : sequences) {
+            const uint32_t rows = 1 + static_cast<uint32_t>(pools.random() % 6);
+            items.push_back({&each, rows, rows - (rows > 3 ? 1 : 0)});
+        }
+        pools.step(items, step % 5 != 4);
+        pools.compare_reports();
+        for (uint32_t i = pools.random() % 60; i > 0; --i) {
+            pools.host.fake.run_one(pools.host.stream);
+        }
+    }
+    for (const twin_sequence& each : sequences) pools.compare(each);
 }
 
 }  // namespace kvrt::cuda

@@ -5,38 +5,6 @@
 using namespace kvrt;
 using namespace kvrt::cuda;
 
-namespace {
-
-/// Prompts, tokens one by one, drafts, a pinned range, a fork that goes on from a shared tail,
-/// truncations; rounds at step ends, and the device as late as chance has it.
-void drive(round_pools& pools, const kv_policy& policy, uint32_t steps) {
-    std::deque<twin_sequence> sequences;
-    for (uint32_t i = 0; i < 3; ++i) sequences.push_back(pools.create(&policy));
-    for (uint32_t i = 0; i < 2; ++i) {
-        REQUIRE(kv_seq_pin(pools.pools[i], sequences[1].of[i], 20, 5) == KV_OK);
-    }
-    pools.step({{&sequences[0], 70, 70}, {&sequences[1], 90, 90}, {&sequences[2], 5, 5}}, true);
-    pools.compare_reports();
-    for (uint32_t step = 0; step < steps; ++step) {
-        CAPTURE(step);
-        if (step == 3) sequences.push_back(pools.fork(sequences[0]));
-        if (step == 6) pools.truncate(sequences[1], sequences[1].tokens - 2);
-        std::vector<twin_append> items;
-        for (twin_sequence& each : sequences) {
-            const uint32_t rows = 1 + static_cast<uint32_t>(pools.random() % 6);
-            items.push_back({&each, rows, rows - (rows > 3 ? 1 : 0)});
-        }
-        pools.step(items, step % 5 != 4);
-        pools.compare_reports();
-        for (uint32_t i = pools.random() % 60; i > 0; --i) {
-            pools.host.fake.run_one(pools.host.stream);
-        }
-    }
-    for (const twin_sequence& each : sequences) pools.compare(each);
-}
-
-}  // namespace
-
 TEST_CASE("rounds on the device keep what those on the CPU keep, and return the same blocks") {
     kv_policy policy = policy_of(KV_SCORER_STREAMING);
     SUBCASE("STREAMING") {}

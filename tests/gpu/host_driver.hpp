@@ -14,7 +14,6 @@ using graph_handle = struct graph_object*;
 using executable_handle = struct executable_object*;
 using host_function = void (*)(void* data);
 
-inline constexpr unsigned int event_default = 0;       ///< CU_EVENT_DEFAULT
 inline constexpr unsigned int host_memory_mapped = 2;  ///< CU_MEMHOSTALLOC_DEVICEMAP
 inline constexpr int capture_mode_thread_local = 1;    ///< CU_STREAM_CAPTURE_MODE_*
 
@@ -35,9 +34,7 @@ inline constexpr int capture_mode_thread_local = 1;    ///< CU_STREAM_CAPTURE_MO
          (executable_handle* executable, graph_handle graph, unsigned long long flags)) \
     call(graph_launch, cuGraphLaunch, (executable_handle executable, stream_handle stream)) \
     call(graph_destroy, cuGraphDestroy, (graph_handle graph)) \
-    call(executable_destroy, cuGraphExecDestroy, (executable_handle executable)) \
-    call(event_elapsed, cuEventElapsedTime, \
-         (float* milliseconds, event_handle start, event_handle end))
+    call(executable_destroy, cuGraphExecDestroy, (executable_handle executable))
 
 // clang-format on
 

@@ -157,8 +157,108 @@ namespace Kvrt
         public IntPtr Positions => (IntPtr)tables.positions;
     }
 
+    /// <summary>How keys were scored by TriAttention so far, and are.</summary>
+    public sealed class CudaScoringReport
+    {
+        internal unsafe CudaScoringReport(kv_cuda_scoring_report report)
+        {
+            Method = (CudaScoreMethod)report.method;
+            Tf32 = (report.scoring_flags & NativeConstants.KV_CUDA_SCORING_TF32) != 0;
+            LibraryVersion = report.library_version;
+            WorkspaceBytes = report.workspace_bytes;
+            KernelCohorts = report.kernel_cohorts;
+            ProductCohorts = report.product_cohorts;
+            ShapeHits = report.shape_hits;
+            ShapeMisses = report.shape_misses;
+            KernelKinds = report.kernel_kinds;
+            ProductKinds = report.product_kinds;
+            OpenKinds = report.open_kinds;
+            Reason = Library.Text(report.reason);
+        }
+
+        /// <summary>Who scores.</summary>
+        public CudaScoreMethod Method { get; }
+
+        /// <summary>Whether products round keys and weights to 11 bits.</summary>
+        public bool Tf32 { get; }
+
+        /// <summary>As cublasLtGetVersion counts; 0: products were never asked for.</summary>
+        public uint LibraryVersion { get; }
+
+        /// <summary>Of device memory that products have.</summary>
+        public ulong WorkspaceBytes { get; }
+
+        /// <summary>Lanes of one kind that the kernel has scored together.</summary>
+        public ulong KernelCohorts { get; }
+
+        /// <summary>The same by products.</summary>
+        public ulong ProductCohorts { get; }
+
+        /// <summary>Of products: descriptors that were there.</summary>
+        public ulong ShapeHits { get; }
+
+        /// <summary>Of products: descriptors that were made.</summary>
+        public ulong ShapeMisses { get; }
+
+        /// <summary>Kinds of work that are the kernel's.</summary>
+        public uint KernelKinds { get; }
+
+        /// <summary>Kinds of work that are the products'.</summary>
+        public uint ProductKinds { get; }
+
+        /// <summary>Kinds of work that are still being timed.</summary>
+        public uint OpenKinds { get; }
+
+        /// <summary>Why a measured round last was the kernel's without being timed; or "".
+        /// </summary>
+        public string Reason { get; }
+    }
+
     public sealed unsafe partial class Pool
     {
+        /// <summary>Who scores keys by TriAttention, from the next round on. What products take
+        /// (workspaceBytes of device memory; 0: the library's choice) stays until the pool is
+        /// disposed. tf32: products may round keys and weights to 11 bits.</summary>
+        public void SetCudaScoring(CudaScoreMethod method, ulong workspaceBytes = 0,
+                                   bool tf32 = false)
+        {
+            kv_cuda_scoring scoring = default;
+            scoring.struct_size = (uint)sizeof(kv_cuda_scoring);
+            scoring.flags = tf32 ? NativeConstants.KV_CUDA_SCORING_TF32 : 0;
+            scoring.method = (uint)method;
+            scoring.workspace_bytes = workspaceBytes;
+            int status;
+            PoolLease lease = Enter();
+            try
+            {
+                status = NativeCudaMethods.kv_cuda_pool_set_scoring(lease.Pool, &scoring);
+            }
+            finally
+            {
+                lease.Release();
+            }
+            Finish(status);
+        }
+
+        /// <summary>How keys are scored by TriAttention, and were.</summary>
+        public CudaScoringReport GetCudaScoring()
+        {
+            kv_cuda_scoring_report report = default;
+            report.struct_size = (uint)sizeof(kv_cuda_scoring_report);
+            int status;
+            PoolLease lease = Enter();
+            try
+            {
+                status = NativeCudaMethods.kv_cuda_pool_get_scoring(lease.Pool, &report);
+            }
+            finally
+            {
+                lease.Release();
+            }
+            Finish(status);
+            return new CudaScoringReport(report);
+        }
+
         /// <summary>Whether its tensors and blocks are in device memory.</summary>
         internal bool OnCuda { get; }
 

@@ -352,4 +352,15 @@ namespace Kvrt
         /// <summary>Open steps.</summary>
         Steps = NativeConstants.KV_LIVE_STEPS
     }
+
+    /// <summary>Who scores keys by TriAttention on a CUDA device.</summary>
+    public enum CudaScoreMethod : uint
+    {
+        /// <summary>A kernel of the library's own, which a pool begins with.</summary>
+        Kernel = NativeConstants.KV_CUDA_SCORE_KERNEL,
+        /// <summary>Matrix products by cuBLASLt.</summary>
+        Products = NativeConstants.KV_CUDA_SCORE_PRODUCTS,
+        /// <summary>Whichever is measured to be faster.</summary>
+        Measured = NativeConstants.KV_CUDA_SCORE_MEASURED
+    }
 }

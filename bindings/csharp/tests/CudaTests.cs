@@ -42,6 +42,10 @@ namespace Kvrt.Tests
             using (var pool = new Pool(Config(Device.Cpu), SmallModel()))
             {
                 Check.Fails(Status.Invalid, "CPU", () => pool.GetCudaMemory());
+                Check.Fails(Status.Invalid, "CPU", () => pool.GetCudaScoring());
+                Check.Fails(Status.Invalid, "CPU",
+                            () => pool.SetCudaScoring(CudaScoreMethod.Products, 0, true));
+                Check.Fails(Status.Invalid, "9", () => pool.SetCudaScoring((CudaScoreMethod)9));
                 Sequence sequence = pool.CreateSequence();
                 Step step = pool.BeginStep();
                 step.Append(sequence, 1);

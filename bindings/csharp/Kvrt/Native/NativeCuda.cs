@@ -46,6 +46,28 @@ namespace Kvrt.Native
         public ulong block_table_stride;
     }
 
+    /// <summary>How keys are scored by TriAttention.</summary>
+    [StructLayout(LayoutKind.Sequential)]
+    public unsafe struct kv_cuda_scoring
+    {
+        public uint struct_size, flags;
+        public void* next;
+        public uint method, reserved0;
+        public ulong workspace_bytes;
+    }
+
+    /// <summary>How keys were scored.</summary>
+    [StructLayout(LayoutKind.Sequential)]
+    public unsafe struct kv_cuda_scoring_report
+    {
+        public uint struct_size, flags;
+        public void* next;
+        public uint method, library_version;
+        public ulong workspace_bytes, kernel_cohorts, product_cohorts, shape_hits, shape_misses;
+        public uint kernel_kinds, product_kinds, open_kinds, scoring_flags;
+        public fixed byte reason[128];
+    }
+
     /// <summary>The exported functions of kv_cuda.h.</summary>
     public static unsafe class NativeCudaMethods
     {
@@ -67,5 +89,12 @@ namespace Kvrt.Native
 
         [DllImport(NativeMethods.LibraryName, CallingConvention = Cdecl)]
         public static extern int kv_cuda_pool_memory(IntPtr pool, ulong* out_bytes);
+
+        [DllImport(NativeMethods.LibraryName, CallingConvention = Cdecl)]
+        public static extern int kv_cuda_pool_set_scoring(IntPtr pool, kv_cuda_scoring* scoring);
+
+        [DllImport(NativeMethods.LibraryName, CallingConvention = Cdecl)]
+        public static extern int kv_cuda_pool_get_scoring(
+            IntPtr pool, kv_cuda_scoring_report* report);
     }
 }

@@ -64,7 +64,42 @@ pub struct kv_cuda_tables {
     pub block_table_stride: u64,
 }
 
-initial_values! { kv_cuda_device kv_cuda_memory kv_cuda_tables }
+/// How keys are scored by TriAttention.
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+pub struct kv_cuda_scoring {
+    pub struct_size: u32,
+    pub flags: u32,
+    pub next: *const c_void,
+    pub method: u32,
+    pub reserved0: u32,
+    pub workspace_bytes: u64,
+}
+
+/// How keys were scored.
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+pub struct kv_cuda_scoring_report {
+    pub struct_size: u32,
+    pub flags: u32,
+    pub next: *const c_void,
+    pub method: u32,
+    pub library_version: u32,
+    pub workspace_bytes: u64,
+    pub kernel_cohorts: u64,
+    pub product_cohorts: u64,
+    pub shape_hits: u64,
+    pub shape_misses: u64,
+    pub kernel_kinds: u32,
+    pub product_kinds: u32,
+    pub open_kinds: u32,
+    pub scoring_flags: u32,
+    pub reason: [c_char; 128],
+}
+
+initial_values! {
+    kv_cuda_device kv_cuda_memory kv_cuda_tables kv_cuda_scoring kv_cuda_scoring_report
+}
 
 extern "C" {
     pub fn kv_cuda_get_device(device: *mut kv_cuda_device) -> kv_status;
@@ -81,4 +116,12 @@ extern "C" {
         tables: *mut kv_cuda_tables,
     ) -> kv_status;
     pub fn kv_cuda_pool_memory(pool: *mut kv_pool, out_bytes: *mut u64) -> kv_status;
+    pub fn kv_cuda_pool_set_scoring(
+        pool: *mut kv_pool,
+        scoring: *const kv_cuda_scoring,
+    ) -> kv_status;
+    pub fn kv_cuda_pool_get_scoring(
+        pool: *mut kv_pool,
+        report: *mut kv_cuda_scoring_report,
+    ) -> kv_status;
 }

@@ -167,6 +167,10 @@ fn structs_of_cuda_lie_as_the_c_compiler_lays_them() {
         kv_cuda_memory { struct_size, flags, next, user, allocate, release }
         kv_cuda_tables { struct_size, flags, next, kv_head, place, block_table, slot_mapping,
             query_start, kv_len, positions, block_table_stride }
+        kv_cuda_scoring { struct_size, flags, next, method, reserved0, workspace_bytes }
+        kv_cuda_scoring_report { struct_size, flags, next, method, library_version,
+            workspace_bytes, kernel_cohorts, product_cohorts, shape_hits, shape_misses,
+            kernel_kinds, product_kinds, open_kinds, scoring_flags, reason }
     };
     assert_same_lines(&text, &golden("cuda_layout.txt"), "cuda_layout.txt");
 }
@@ -202,7 +206,8 @@ fn constants_have_the_values_of_the_header() {
         KV_POLICY_SAMPLE KV_POLICY_POOL_MAX KV_POLICY_EXACT_REDUNDANCY
         KV_POLICY_AT_PROMPT_END KV_COMPRESS_DONE KV_COMPRESS_NOTHING KV_COMPRESS_DEFERRED
         KV_COMPRESS_NO_STATISTICS KV_COMPRESS_NO_OBSERVATIONS KV_LIVE_POOLS
-        KV_LIVE_SEQUENCES KV_LIVE_STEPS
+        KV_LIVE_SEQUENCES KV_LIVE_STEPS KV_CUDA_SCORE_KERNEL KV_CUDA_SCORE_PRODUCTS
+        KV_CUDA_SCORE_MEASURED KV_CUDA_SCORING_TF32
     };
     assert_same_lines(&text, &golden("constants.txt"), "constants.txt");
 }
@@ -237,8 +242,8 @@ fn every_function_of_the_library_is_declared() {
 #[test]
 fn every_function_of_cuda_is_declared() {
     let functions = functions! {
-        kv_cuda_get_device kv_cuda_pool_create kv_cuda_pool_memory kv_cuda_step_tables
-        kv_cuda_step_use_stream
+        kv_cuda_get_device kv_cuda_pool_create kv_cuda_pool_get_scoring kv_cuda_pool_memory
+        kv_cuda_pool_set_scoring kv_cuda_step_tables kv_cuda_step_use_stream
     };
     let mut names = String::new();
     for (name, address) in functions {
@@ -272,6 +277,7 @@ fn initial_values_are_those_of_kv_struct_init() {
         kv_compress_options kv_compress_report kv_policy_footprint kv_query_statistics
         kv_affine_fit kv_class_stats kv_pool_stats kv_layer_stats kv_plan_report
         kv_capabilities_report kv_cuda_device kv_cuda_memory kv_cuda_tables
+        kv_cuda_scoring kv_cuda_scoring_report
     }
 }
 

@@ -256,3 +256,15 @@ codes! {
         Steps = KV_LIVE_STEPS,
     }
 }
+
+codes! {
+    /// Who scores keys by TriAttention on a CUDA device.
+    CudaScoreMethod: u32 {
+        /// A kernel of the library's own, which a pool begins with.
+        Kernel = KV_CUDA_SCORE_KERNEL,
+        /// Matrix products by cuBLASLt.
+        Products = KV_CUDA_SCORE_PRODUCTS,
+        /// Whichever is measured to be faster.
+        Measured = KV_CUDA_SCORE_MEASURED,
+    }
+}

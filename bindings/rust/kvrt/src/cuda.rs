@@ -7,7 +7,7 @@ use std::ptr::null_mut;
 use kvrt_sys as sys;
 
 use crate::error::check;
-use crate::{Error, Model, PoolConfig, PoolOf, Result, Step, Strides, Threading};
+use crate::{CudaScoreMethod, Error, Model, PoolConfig, PoolOf, Result, Step, Strides, Threading};
 
 /// The device that pools are made on: the one that is current for the calling thread, or the first.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -131,6 +131,39 @@ pub struct CudaAllocator {
     pub release: unsafe extern "C" fn(*mut c_void, *mut c_void, usize, usize),
 }
 
+/// How keys are scored by TriAttention (`PoolOf::set_cuda_scoring`).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct CudaScoring {
+    pub method: CudaScoreMethod,
+    /// Of products, in device memory; 0: the library's choice.
+    pub workspace_bytes: u64,
+    /// Products may round keys and weights to 11 bits.
+    pub tf32: bool,
+}
+
+/// How keys were scored so far.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct CudaScoringReport {
+    pub method: CudaScoreMethod,
+    pub tf32: bool,
+    /// As cublasLtGetVersion counts; 0: products were never asked for.
+    pub library_version: u32,
+    pub workspace_bytes: u64,
+    /// Lanes of one kind that were scored together.
+    pub kernel_cohorts: u64,
+    pub product_cohorts: u64,
+    /// Of products: descriptors that were there, or not.
+    pub shape_hits: u64,
+    pub shape_misses: u64,
+    /// Kinds of work whose choice has been made, and that are still being timed.
+    pub kernel_kinds: u32,
+    pub product_kinds: u32,
+    pub open_kinds: u32,
+    /// Why a measured round last was the kernel's without being timed.
+    pub reason: Option<String>,
+}
+
 impl<T: Threading> PoolOf<T> {
     /// `create`, for a config on `Device::Cuda` that is not elastic, with all of the pool's device
     /// memory from the allocator. Errors: as `create`; Invalid (on the CPU, or an address that is
@@ -163,6 +196,43 @@ impl<T: Threading> PoolOf<T> {
         // SAFETY: the pool is alive.
         self.call(|pool| unsafe { sys::kv_cuda_pool_memory(pool, &mut bytes) })?;
         Ok(bytes)
+    }
+
+    /// Who scores keys by TriAttention, from the next round on; what products take stays until the
+    /// pool is dropped. Errors: Invalid (also: the pool is on the CPU), Unsupported (there is no
+    /// library of matrix products), NoMemory, Device.
+    pub fn set_cuda_scoring(&self, scoring: &CudaScoring) -> Result<()> {
+        let raw = sys::kv_cuda_scoring {
+            flags: if scoring.tf32 { sys::KV_CUDA_SCORING_TF32 } else { 0 },
+            method: scoring.method.code(),
+            workspace_bytes: scoring.workspace_bytes,
+            ..Default::default()
+        };
+        // SAFETY: the pool is alive.
+        self.call(|pool| unsafe { sys::kv_cuda_pool_set_scoring(pool, &raw) })?;
+        Ok(())
+    }
+
+    /// Errors: Invalid (the pool is on the CPU).
+    pub fn cuda_scoring(&self) -> Result<CudaScoringReport> {
+        let mut raw = sys::kv_cuda_scoring_report::default();
+        // SAFETY: the struct is filled up to its size.
+        self.call(|pool| unsafe { sys::kv_cuda_pool_get_scoring(pool, &mut raw) })?;
+        let reason = text_of(&raw.reason);
+        Ok(CudaScoringReport {
+            method: raw.method.into(),
+            tf32: raw.scoring_flags & sys::KV_CUDA_SCORING_TF32 != 0,
+            library_version: raw.library_version,
+            workspace_bytes: raw.workspace_bytes,
+            kernel_cohorts: raw.kernel_cohorts,
+            product_cohorts: raw.product_cohorts,
+            shape_hits: raw.shape_hits,
+            shape_misses: raw.shape_misses,
+            kernel_kinds: raw.kernel_kinds,
+            product_kinds: raw.product_kinds,
+            open_kinds: raw.open_kinds,
+            reason: (!reason.is_empty()).then_some(reason),
+        })
     }
 }
 

@@ -28,12 +28,15 @@ mod tables;
 mod tensor;
 
 pub use codes::{
-    Allocator, Category, CompressOutcome, Device, Format, Layout, LiveKind, LogLevel, Preset,
-    RopeStyle, Scorer, Selection,
+    Allocator, Category, CompressOutcome, CudaScoreMethod, Device, Format, Layout, LiveKind,
+    LogLevel, Preset, RopeStyle, Scorer, Selection,
 };
 pub use config::PoolConfig;
 pub use counters::{ClassStats, Counters, LayerStats, PoolStats};
-pub use cuda::{cuda_device, CudaAllocator, CudaDevice, CudaTables, DeviceElement, DeviceTensor};
+pub use cuda::{
+    cuda_device, CudaAllocator, CudaDevice, CudaScoring, CudaScoringReport, CudaTables,
+    DeviceElement, DeviceTensor,
+};
 pub use error::{Error, Result, Status};
 pub use hooks::{Hooks, Work};
 pub use library::{

@@ -5,8 +5,8 @@ use std::ffi::c_void;
 use std::io::Write;
 
 use kvrt::{
-    capabilities, cuda_device, CudaAllocator, Device, DeviceElement, DeviceTensor, Elements, Layer,
-    Model, Pool, PoolConfig, SequenceConfig, Status, Tensor,
+    capabilities, cuda_device, CudaAllocator, CudaScoreMethod, CudaScoring, Device, DeviceElement,
+    DeviceTensor, Elements, Layer, Model, Pool, PoolConfig, SequenceConfig, Status, Tensor,
 };
 
 use crate::common::Session;
@@ -64,6 +64,13 @@ fn a_pool_on_the_cpu_takes_nothing_of_a_device() {
     let _session = Session::new();
     let pool = Pool::create(&config().device(Device::Cpu), &model()).unwrap();
     assert_eq!(pool.cuda_memory_bytes().unwrap_err().status(), Status::INVALID);
+    assert_eq!(pool.cuda_scoring().unwrap_err().status(), Status::INVALID);
+    for (method, words) in [(CudaScoreMethod::Products, "CPU"), (CudaScoreMethod::Other(9), "9")] {
+        let scoring = CudaScoring { method, workspace_bytes: 0, tf32: true };
+        let refused = pool.set_cuda_scoring(&scoring).unwrap_err();
+        assert_eq!(refused.status(), Status::INVALID);
+        assert!(refused.to_string().contains(words), "{refused}");
+    }
     let sequence = pool.create_sequence(&SequenceConfig::new()).unwrap();
     let step = pool.begin_step().unwrap();
     step.append(sequence, 1, None).unwrap();
@@ -96,6 +103,7 @@ fn a_pool_on_the_device_takes_nothing_of_the_host() {
         }
     };
     assert!(pool.cuda_memory_bytes().unwrap() >= 4 << 20);
+    assert_eq!(pool.cuda_scoring().unwrap().method, CudaScoreMethod::Kernel);
     let sequence = pool.create_sequence(&SequenceConfig::new()).unwrap();
     let step = pool.begin_step().unwrap();
     step.append(sequence, 1, None).unwrap();
