@@ -7,13 +7,17 @@
 //   gpu tables sequences=256 layers=32 us=... wanted_below=30
 //   gpu compact f16 kept=0.10 us=... gbps=... of_copy=... wanted=0.60
 //   gpu triattention sequences=64 kv=4096 us=... wanted_below=1000
+//   gpu triattention offsets=max by=products sequences=64 kv=4096 us=...
+//   gpu triattention offsets=max by=measured sequences=64 kv=4096 chosen=kernel
 //
 // gbps     of decode: keys and values with their scales, each read once; of compact: what is kept,
 //          read and written
 // us       by the device's events; of bookkeeping, the host's clock around begin, use_stream, the
 //          appends, reserve and end, of steps that begin when the device has nothing to do
 // tables   what kv_step_reserve puts on the stream
-// compact, triattention: one layer, all sequences' kv_compress behind each other
+// compact, triattention: one layer, all sequences' kv_compress behind each other, but for a first
+//          one, which is not timed; with offsets=max the greatest over 17 offsets counts. Scored by
+//          a kernel, by=products of matrices by cuBLASLt, or by=tf32, products of rounded factors
 //
 // Medians of nine. What this version does not do on the device has unsupported="..." instead.
 // 8 KV heads of 128 dimensions, 4 query heads each. With --quick, small shapes: to try the program
@@ -143,7 +147,7 @@ double device_microseconds(const callable& body, int times = repetitions) {
         check_driver(gpu().calls().event_record(end, gpu().stream()), "cuEventRecord");
         gpu().synchronise();
         float milliseconds = 0;
-        check_driver(gpu().more().event_elapsed(&milliseconds, start, end), "cuEventElapsedTime");
+        check_driver(gpu().calls().event_elapsed(&milliseconds, start, end), "cuEventElapsedTime");
         measured.push_back(1000.0 * static_cast<double>(milliseconds));
     }
     (void)gpu().calls().event_destroy(start);
@@ -360,34 +364,65 @@ kv_status set_statistics(const filled_pool& pool) {
     return kv_pool_set_statistics(pool.handle(), &statistics);
 }
 
+struct round_case {
+    std::string name;
+    uint32_t scorer = 0;
+    double kept = 0;
+    uint32_t flags = 0;  ///< of the policy
+    uint32_t method = KV_CUDA_SCORE_KERNEL;
+    uint32_t scoring_flags = 0;
+    bool wanted = true;
+};
+
 /// A round of all sequences, once: what is kept of them is less afterwards.
-void measure_round(const std::string& name, uint32_t scorer, double kept, double copy_gbps) {
+void measure_round(const round_case& of, double copy_gbps) {
     const uint32_t context = sizes.round_context, sequences = sizes.round_sequences;
+    const std::string& name = of.name;
     filled_pool pool(
-        {1, KV_FORMAT_F16, sequences, context, sizes.query_heads, sizes.kv_heads, sizes.dim});
+        {1, KV_FORMAT_F16, sequences + 1, context, sizes.query_heads, sizes.kv_heads, sizes.dim});
     kv_policy policy = KV_INIT(kv_policy);
-    policy.scorer = scorer;
-    policy.budget = std::max(1u, static_cast<uint32_t>(kept * context));
+    policy.scorer = of.scorer;
+    policy.flags = of.flags;
+    policy.budget = std::max(1u, static_cast<uint32_t>(of.kept * context));
     policy.seed = 1;
-    if (scorer == KV_SCORER_TRIATTENTION &&
-        !is_supported(set_statistics(pool), name, "kv_pool_set_statistics")) {
+    const bool by_statistics = of.scorer == KV_SCORER_TRIATTENTION;
+    if (by_statistics && !is_supported(set_statistics(pool), name, "kv_pool_set_statistics")) {
+        return;
+    }
+    kv_cuda_scoring scoring = KV_INIT(kv_cuda_scoring);
+    scoring.method = of.method;
+    scoring.flags = of.scoring_flags;
+    if (!is_supported(kv_cuda_pool_set_scoring(pool.handle(), &scoring), name,
+                      "kv_cuda_pool_set_scoring")) {
         return;
     }
     if (!is_supported(pool.create(&policy), name, "kv_seq_create")) return;
     if (!is_supported(pool.fill(), name, "kv_write")) return;
     kv_status verdict = KV_OK;
     kv_step* const step = pool.begin();  // whose stream rounds go to
-    const double us = device_microseconds(
-        [&] {
-            for (const kv_seq seq : pool.sequences()) {
-                if (verdict >= 0) verdict = kv_compress(pool.handle(), seq, nullptr, nullptr);
-            }
-        },
-        1);
+    const bool measured = of.method == KV_CUDA_SCORE_MEASURED;
+    const auto compress = [&](std::size_t first, std::size_t end) {
+        for (std::size_t i = first; i < end && verdict >= 0; ++i) {
+            verdict = kv_compress(pool.handle(), pool.sequences()[i], nullptr, nullptr);
+            if (measured) gpu().synchronise();  // so that the next round finds it timed
+        }
+    };
+    compress(0, 1);
+    gpu().synchronise();
+    const double us = device_microseconds([&] { compress(1, sequences + 1); }, 1);
     check(kv_step_cancel(step), "kv_step_cancel");
     if (!is_supported(verdict, name, "kv_compress")) return;
-    if (scorer == KV_SCORER_TRIATTENTION) {
-        fmt::print("gpu {} us={:.1f} wanted_below=1000\n", name, us);
+    if (measured) {
+        kv_cuda_scoring_report report = KV_INIT(kv_cuda_scoring_report);
+        check(kv_cuda_pool_get_scoring(pool.handle(), &report), "kv_cuda_pool_get_scoring");
+        fmt::print("gpu {} chosen={}\n", name,
+                   report.product_kinds != 0  ? "products"
+                   : report.kernel_kinds != 0 ? "kernel"
+                                              : "nothing_yet");
+        return;
+    }
+    if (by_statistics) {
+        fmt::print("gpu {} us={:.1f}{}\n", name, us, of.wanted ? " wanted_below=1000" : "");
         return;
     }
     const double bytes = 2 * pool.bytes_per_token() * policy.budget * sequences;
@@ -427,9 +462,23 @@ int main(int count, char** words) {
         }
     }
     measure_steps();
-    measure_round("compact f16 kept=0.10", KV_SCORER_RANDOM, 0.1, copy_gbps);
-    measure_round(
-        fmt::format("triattention sequences={} kv={}", sizes.round_sequences, sizes.round_context),
-        KV_SCORER_TRIATTENTION, 0.5, copy_gbps);
+    measure_round({"compact f16 kept=0.10", KV_SCORER_RANDOM, 0.1}, copy_gbps);
+    struct {
+        const char* name;
+        uint32_t method, flags;
+    } const ways[] = {{"", KV_CUDA_SCORE_KERNEL, 0},
+                      {" by=products", KV_CUDA_SCORE_PRODUCTS, 0},
+                      {" by=tf32", KV_CUDA_SCORE_PRODUCTS, KV_CUDA_SCORING_TF32},
+                      {" by=measured", KV_CUDA_SCORE_MEASURED, 0}};
+    for (const uint32_t flags : {0u, uint32_t{KV_POLICY_OFFSETS_MAX}}) {
+        for (const auto& way : ways) {
+            const std::string name =
+                fmt::format("triattention{}{} sequences={} kv={}", flags != 0 ? " offsets=max" : "",
+                            way.name, sizes.round_sequences, sizes.round_context);
+            measure_round({name, KV_SCORER_TRIATTENTION, 0.5, flags, way.method, way.flags,
+                           flags == 0 && way.method == KV_CUDA_SCORE_KERNEL},
+                          copy_gbps);
+        }
+    }
     return 0;
 }

@@ -146,7 +146,7 @@ rows() {
             } else if (pair[1] == "wanted_below") {
                 wanted = "at most " pair[2] " us"
                 met = time <= pair[2] ? "yes" : "no"
-            } else if (pair[1] ~ /^(us|most|gbps|of_copy|bytes)$/) {
+            } else if (pair[1] ~ /^(us|most|gbps|of_copy|bytes|chosen)$/) {
                 if (pair[1] == "of_copy") share = pair[2] + 0
                 if (pair[1] == "us") time = pair[2] + 0
                 figures = figures (figures == "" ? "" : ", ") pair[1] " " pair[2]

@@ -78,6 +78,10 @@ class OverTheStandIn(unittest.TestCase):
         for case in ("copy", "decode bf16 kv=64", "decode fp8 kv=128", "decode int4 kv=128",
                      "bookkeeping", "tables", "compact", "triattention"):
             self.assertRegex(said, rf"(?m)^gpu {case} .*(us=[\d.]+|unsupported=\".+\")", said)
+        for case in ("by=products", "by=tf32", "offsets=max", "offsets=max by=products"):
+            self.assertRegex(said, rf"(?m)^gpu triattention {case} sequences.* us=[\d.]+", said)
+        # Of two sequences' rounds nothing is known yet.
+        self.assertRegex(said, r"(?m)^gpu triattention by=measured .* chosen=nothing_yet", said)
 
     def test_gpu_check_writes_its_table(self):
         table = work / "table.md"
