@@ -185,6 +185,7 @@ HWY_NOINLINE void add_grouped_values(const value_rows& rows, const value_rows& n
     list_chunks<kind>(values, span.channels, count, span.chunks);
     const bool has_least = values.has_least() || values.layout.tiled();
     const bool short_groups = has_short_groups<kind>(values);
+    const bool relates = values.groups > 1;  // one group gains nothing by that
     const uint32_t lines = ceil_divide(slot_group * rows.row_bytes, 64u);
     const auto expand = [&](uint32_t tile, uint32_t run, padded_tile* right) KVRT_INLINE_LAMBDA {
         const value_chunk& chunk = span.chunks[tile];
@@ -211,8 +212,8 @@ HWY_NOINLINE void add_grouped_values(const value_rows& rows, const value_rows& n
         const uint32_t split = at == 0 ? 0 : span.channels[at - 1].group + 1;
         for (uint32_t g = split; g <= last; ++g) {
             stay_awake();
-            if (!split_relative_weights<kind, heads>(groups, has_least, span.relative, g, part,
-                                                     span.left[g])) {
+            if (!relates || !split_relative_weights<kind, heads>(groups, has_least, span.relative,
+                                                                 g, part, span.left[g])) {
                 split_weights<kind, heads>(groups, has_least, weights, g, part, span.left[g]);
             }
         }
@@ -251,7 +252,7 @@ HWY_NOINLINE void add_grouped_values(const value_rows& rows, const value_rows& n
         stay_awake();
         expand(i, first_run, span.right[buffer] + i);
     }
-    relate_weights<heads>(weights, part, span.relative);
+    if (relates) relate_weights<heads>(weights, part, span.relative);
     split_four(0);
     for (uint32_t at = 0; at < count; at += 4) {
         each_of<4>([&](auto i) KVRT_INLINE_LAMBDA { zero_tile<i>(); });
