@@ -3,7 +3,8 @@
 //   reserve   in front of the step's work: what could not be sealed before, and, where too much is
 //             pinned, what can be demoted of any sequence; sealed tails are opened
 //   end       what is due then is sealed behind the step's work and in front of its event, so that
-//             tables change at a step's end as on the CPU
+//             tables change at a step's end as on the CPU; behind that, where too much is pinned,
+//             what can be demoted (device_pressure.hpp)
 //
 // That the device is behind, or has no memory, keeps nothing from ending: it is sealed with a later
 // step. What a launch reads and writes is a list of words behind those of device_verbs, uploaded in
@@ -36,7 +37,8 @@ struct device_seals {
     /// pools without blocks that are sealed.
     status measure(const step_context& context, uint64_t& next_word);
 
-    /// In a step that is not reserved yet. AGAIN: the device must catch up with uploads first.
+    /// In a step that is not reserved yet, or pressure: that has ended, and takes more work. AGAIN:
+    /// the device must catch up with uploads first.
     status seal_late(step& target);
     status relieve_pressure(step& target);
 
