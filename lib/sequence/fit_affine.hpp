@@ -27,8 +27,8 @@ struct fit_rows {
 
 /// Means before rotation, and square roots of standard deviations behind it, where keys are stored
 /// so: both channels of a rotary pair have that of the two together (none is below 1/64 of the root
-/// mean square of the head's). INVALID: keys that are not finite. LIMIT: fewer than least_fit_tokens tokens; nothing
-/// but tokens_used is written then. Allocates nothing.
+/// mean square of the head's). INVALID: keys that are not finite. LIMIT: fewer than
+/// least_fit_tokens tokens; nothing but tokens_used is written then. Allocates nothing.
 status fit_affine(cache& store, const sequence& source, affine_fit& fit);
 /// The same of rows that were brought from a device: [lanes of the layer].
 status fit_affine(cache& store, const sequence& source, const fit_rows* lanes, affine_fit& fit);
