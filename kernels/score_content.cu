@@ -42,7 +42,7 @@ extern "C" __global__ void __launch_bounds__(score_threads, 4)
     kvrt_score_sketches(const __grid_constant__ sketch_parameters call) {
     score_sketches<cuda_context>(call);
 }
-extern "C" __global__ void __launch_bounds__(score_threads, 4)
+extern "C" __global__ void __launch_bounds__(score_threads, 3)
     kvrt_score_expected(const __grid_constant__ expected_parameters call) {
     score_expected<cuda_context>(call);
 }

@@ -36,12 +36,28 @@ constexpr uint32_t sketch_shared_bytes(uint32_t dim) {
     return sketch_floats(dim) * static_cast<uint32_t>(sizeof(float));
 }
 
+/// cos and sin of a part of a turn in [0, 1), to 1e-15: quarters are taken off, and what is left is
+/// within 1/8. The compiler's own take a stack, for arguments of any size.
+KVRT_DEVICE void turn_of_part(double part, double& cosine, double& sine) {
+    const uint32_t quarter = static_cast<uint32_t>(part * 4.0 + 0.5);
+    const double x = 6.283185307179586476925286766559 * (part - 0.25 * quarter), xx = x * x;
+    double s = 1.0, c = 1.0;
+    KVRT_UNROLL
+    for (int32_t k = 16; k > 0; k -= 2) {
+        s = 1.0 - s * xx / (k * (k + 1));
+        c = 1.0 - c * xx / (k * (k - 1));
+    }
+    s *= x;
+    const bool odd = quarter % 2 != 0;
+    cosine = (odd ? s : c) * (quarter == 1 || quarter == 2 ? -1.0 : 1.0);
+    sine = (odd ? c : s) * (quarter == 2 || quarter == 3 ? -1.0 : 1.0);
+}
+
 /// The kernel that draws: normal numbers / sqrt(sketch_directions), two of one draw by Box and
 /// Muller, rounded to bf16.
 template <class Cx>
 KVRT_DEVICE void draw_sketches(const sketch_parameters& call) {
     constexpr uint64_t purpose = 1;  // draw_purpose::sketch
-    constexpr double turn = 6.283185307179586476925286766559;
     const place_lane& lane = call.lanes[Cx::block()];
     const uint64_t seed = Cx::template load_constant<uint64_t>(&lane.seed);
     const uint64_t round = Cx::template load_constant<uint64_t>(&lane.round);
@@ -53,14 +69,15 @@ KVRT_DEVICE void draw_sketches(const sketch_parameters& call) {
         const double radius_draw = (static_cast<double>(bits >> 32) + 0.5) * 0x1p-32;
         const double angle_draw = static_cast<double>(bits & 0xffffffffu) * 0x1p-32;
         const double radius = Cx::square_root(-2.0 * std::log(radius_draw) / sketch_directions);
-        const double angle = turn * angle_draw;
+        double cosine, sine;
+        turn_of_part(angle_draw, cosine, sine);
         const auto put = [&](uint32_t at, double value) {
             const uint32_t word = Cx::f32_to_bits(static_cast<float>(value));
             Cx::store(sketch + at,
                       Cx::bits_to_f32((word + 0x7fffu + (word >> 16 & 1)) & 0xffff0000u));
         };
-        put(2 * i, radius * std::cos(angle));
-        put(2 * i + 1, radius * std::sin(angle));
+        put(2 * i, radius * cosine);
+        put(2 * i + 1, radius * sine);
     }
 }
 
