@@ -353,7 +353,7 @@ kvrt_plugin with_little_workspace() {
     kvrt_plugin made = *kvrt_cuda_plugin();
     made.create_rounds = [](kvrt_device* device, kvrt_round_memory* memory) {
         kvrt_round_memory less = *memory;
-        less.lanes = less.most_rounds = less.most_rows = less.most_dim = 1;
+        less.lanes = less.most_rounds = less.most_rows = 1;
         less.most_slots = 128;
         less.most_dim = 0;       // of TRIATTENTION's rows alone
         less.most_blocks *= 64;  // lists go up as before
