@@ -37,8 +37,7 @@ constexpr uint32_t product_blocks(uint32_t heads, uint32_t tile) {
 }
 
 /// Where a band's first or second dimension is in a row.
-KVRT_BOTH uint32_t channel_of(const triattention_parameters& call, uint32_t band,
-                                     uint32_t second) {
+KVRT_BOTH uint32_t channel_of(const triattention_parameters& call, uint32_t band, uint32_t second) {
     if (band >= call.rotated) return call.rotated + band;
     return call.interleaved ? 2 * band + second : band + second * call.rotated;
 }

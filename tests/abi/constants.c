@@ -1,6 +1,5 @@
 /* The table of constants of tables.h, one line each. */
 #include "abi/tables.h"
-
 #include "kvrt/kv_cuda.h"
 
 /* clang-format off */
