@@ -37,15 +37,17 @@ SUITES = ("gpu", "package", "kernels", "sources")
 # to say; whole pools on emulated blocks, whose kernels tests/kernels runs under both; and pools of
 # all formats, whose kernels the unit tests run under the address sanitizer.
 ALL_FORMATS = "lanes per head: the bits of*,observations: in every format*"
+EMULATED_POOLS = ("*attention_test.cpp,*seal_test.cpp,*round_sets_test.cpp,*observe_test.cpp,"
+                  "*score_products_test.cpp,*queries_test.cpp")
 LEFT_OUT = {
     "asan/test_conformance": [f"-tce={ALL_FORMATS}"],
     "tsan/test_conformance": [f"-tce={ALL_FORMATS}"],
-    "asan/test_device": ["-sfe=*attention_test.cpp,*seal_test.cpp",
+    "asan/test_device": [f"-sfe={EMULATED_POOLS}",
                          "-tce=a CUDA pool writes*,what a wrong*,layouts that foreign*,"
                          "a graph of a step*,rounds on the device*,a captured decode step*,"
                          "lanes whose rows*,steps at random*"],
-    "tsan/test_device": ["-sfe=*verbs_test.cpp,*attention_test.cpp,*seal_test.cpp,"
-                         "*rounds*_test.cpp,*cuda_stream_test.cpp"],
+    "tsan/test_device": [f"-sfe={EMULATED_POOLS},*verbs_test.cpp,*rounds*_test.cpp,"
+                         "*fit_test.cpp,*cuda_stream_test.cpp"],
     "tsan/test_unit": ["-tce=*definition says*"],
 }
 SANITIZER_OPTIONS = {
