@@ -46,11 +46,11 @@ extern "C" __global__ void __launch_bounds__(score_threads, 3)
     kvrt_score_expected(const __grid_constant__ expected_parameters call) {
     score_expected<cuda_context>(call);
 }
-extern "C" __global__ void __launch_bounds__(normalise_threads)
+extern "C" __global__ void __launch_bounds__(normalise_threads, 8)
     kvrt_soften_rows(const __grid_constant__ transform_parameters call) {
     soften_rows<cuda_context>(call);
 }
-extern "C" __global__ void __launch_bounds__(normalise_threads)
+extern "C" __global__ void __launch_bounds__(normalise_threads, 8)
     kvrt_share_rows(const __grid_constant__ transform_parameters call) {
     share_rows<cuda_context>(call);
 }
