@@ -45,7 +45,7 @@ LEFT_OUT = {
     "asan/test_device": [f"-sfe={EMULATED_POOLS}",
                          "-tce=a CUDA pool writes*,what a wrong*,layouts that foreign*,"
                          "a graph of a step*,rounds on the device*,a captured decode step*,"
-                         "lanes whose rows*,steps at random*"],
+                         "lanes whose rows*,steps at random*,whenever*own kernels*"],
     "tsan/test_device": [f"-sfe={EMULATED_POOLS},*verbs_test.cpp,*rounds*_test.cpp,"
                          "*fit_test.cpp,*cuda_stream_test.cpp"],
     "tsan/test_unit": ["-tce=*definition says*"],
