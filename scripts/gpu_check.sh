@@ -12,7 +12,7 @@
 # The second machine needs bash, awk, a driver, and the working tree with build/gpu in it (or FOLDER,
 # which holds the same files); nothing is downloaded or built there unless build/gpu is missing. It
 # has to run programs of the first one: the same processor architecture, and a C and C++ library that
-# are not older. --quick makes the benchmarks small, to try the script itself.
+# are not older. --quick runs a short test and small benchmarks, to try the script itself.
 #
 # Exit status: 0 all is well, 1 something failed, 2 wrong arguments, 3 there is no GPU here.
 set -uo pipefail
@@ -39,13 +39,14 @@ bundle() {
 folder=build/gpu
 table=build/gpu_check.md
 quick=()
+selected=()
 while (($# > 0)); do
     case $1 in
         --bundle)
             bundle
             exit
             ;;
-        --quick) quick=(--quick) ;;
+        --quick) quick=(--quick) selected=(--test-case="short*") ;;
         --from)
             folder=${2:?--from needs a folder}
             shift
@@ -114,7 +115,7 @@ find_sanitizer() {
     done
 }
 
-check "device tests" 150 "$folder/test_gpu"
+check "device tests" 150 "$folder/test_gpu" "${selected[@]}"
 check "a fault is told, and told again" 30 "$folder/test_gpu" --fault
 sanitizer=$(find_sanitizer)
 for tool in memcheck racecheck; do
