@@ -24,7 +24,7 @@ import time
 import unittest
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
-TIMEOUT_SECONDS = 1200
+TIMEOUT_SECONDS = 1800
 # Bindings have a limit for each of their steps.
 BINDINGS_TIMEOUT_SECONDS = 3600
 TOTALS = re.compile(
