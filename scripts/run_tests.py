@@ -127,7 +127,7 @@ def run_all(trees, arguments, programs_only):
         if not programs_only:
             for name in ("bindings", *SUITES):
                 jobs.append(workers.submit(run_outside, name, trees[0]))
-        for tree in trees:
+        for tree in reversed(trees):  # sanitizers take longest
             programs = sorted((tree / "bin").glob("test_*"))
             if not programs:
                 print(f"{tree}: no test programs", flush=True)
