@@ -96,6 +96,7 @@ status fork(kv_pool& pool, sequence& parent, uint32_t count, kv_seq* out_childre
     }
     for (uint32_t i = 0; i < count && verdict < 0; ++i) {
         release_sequence(store, *store.sequences.find(out_children[i]));
+        out_children[i] = 0;  // no sequence's handle
     }
     return verdict;
 }

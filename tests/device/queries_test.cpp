@@ -100,3 +100,20 @@ TEST_CASE("a captured kv_attend gathers no queries: it says so, or is told to le
     pools.cancel(steps);
     compare_statistics(pools, sequence, 9);
 }
+
+TEST_CASE("a fork whose copies the device refuses leaves no children, and no handles of them") {
+    round_pools pools;
+    kv_policy policy = policy_of(KV_SCORER_EXPECTED_ATTENTION);
+    policy.flags = KV_POLICY_STATISTICS_ONLINE;
+    twin_sequence sequence = pools.create(&policy);
+    pools.step({{&sequence, 9, 9}});
+    kv_seq children[2] = {7, 7};
+    // All of the first child's are copied.
+    pools.host.fake.inject("cuMemcpyDtoDAsync_v2", error_out_of_memory, 3);
+    CHECK(kv_seq_fork(pools.pools[0], sequence.of[0], 2, children) == KV_NO_MEMORY);
+    CHECK(message_has("cuMemcpyDtoDAsync"));
+    CHECK(children[0] == 0);
+    CHECK(children[1] == 0);
+    CHECK(kv_seq_fork(pools.pools[0], sequence.of[0], 2, children) == KV_OK);
+    for (const kv_seq child : children) CHECK(kv_seq_release(pools.pools[0], child) == KV_OK);
+}
