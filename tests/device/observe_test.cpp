@@ -296,13 +296,13 @@ TEST_CASE("what is observed wrongly is found by the comparison with the CPU pool
             if (++number == 1) call.unlike += call.parts_stride;
         };
     }
-    SUBCASE("survivors that are not drawn") {
+    SUBCASE("draws by what other slots score") {
         policy.scorer = KV_SCORER_SNAPKV;
         policy.decay = 0.0f;
         policy.window = 8;
         policy.flags = KV_POLICY_SAMPLE;
         pools.faults.sample = [&](kernels::sample_parameters& call) {
-            if (++number == 1) call.most_slots = 0;
+            if (++number == 1) call.scores += 16;
         };
     }
     give_moments(pools, {0u, 2u, 3u});
