@@ -63,40 +63,60 @@ KVRT_DEVICE slot_range range_of(const guarded_slots* guarded, uint32_t index) {
             Cx::template load_constant<uint32_t>(&guarded->range[index].end)};
 }
 
+/// What a row's z-scores are made with.
+struct row_moments {
+    double mean;
+    double factor;
+};
+/// Those of a row of half a warp, or of nothing.
+template <class Cx>
+KVRT_DEVICE row_moments moments_of_row(const float* row, const guarded_slots* guarded,
+                                       uint32_t ranges, bool active) {
+    constexpr double smallest_deviation = 1e-6;
+    double sum = 0.0, squares = 0.0;
+    uint32_t count = 0, counted = 0;
+    for (uint32_t r = 0; r < ranges; ++r) {
+        add_range<Cx>(
+            row, range_of<Cx>(guarded, r), active, [](double s) { return s; }, sum, count);
+    }
+    const double mean = count == 0 ? 0.0 : sum / static_cast<double>(count);
+    for (uint32_t r = 0; r < ranges; ++r) {
+        const auto square = [mean](double s) { return (s - mean) * (s - mean); };
+        add_range<Cx>(row, range_of<Cx>(guarded, r), active, square, squares, counted);
+    }
+    const double deviation = count == 0 ? 0.0 : std::sqrt(squares / static_cast<double>(count));
+    return {mean, 1.0 / (deviation < smallest_deviation ? smallest_deviation : deviation)};
+}
+template <class Cx>
+KVRT_DEVICE void store_moments(row_moments* at, const row_moments& moments) {
+    Cx::store(&at->mean, moments.mean);
+    Cx::store(&at->factor, moments.factor);
+}
+template <class Cx>
+KVRT_DEVICE float z_score(const row_moments* moments, const float* at) {
+    const double score = Cx::template load<float>(at);
+    return static_cast<float>((score - Cx::template load<double>(&moments->mean)) *
+                              Cx::template load<double>(&moments->factor));
+}
+
 /// The kernel of z-scores.
 template <class Cx>
 KVRT_DEVICE void normalise_and_reduce(const normalise_parameters& call) {
     constexpr uint32_t rows_at_once = normalise_threads / sum_lanes;
-    constexpr double smallest_deviation = 1e-6;
     const normalise_head& head = call.heads[Cx::block()];
     float* const scores = call.scores + Cx::template load_constant<uint64_t>(&head.scores);
     float* const out = call.scores + Cx::template load_constant<uint64_t>(&head.out);
     const guarded_slots* const guarded =
         call.guarded + Cx::template load_constant<uint64_t>(&head.guarded);
     const uint32_t ranges = Cx::template load_constant<uint32_t>(&guarded->count);
-    double* const moments = reinterpret_cast<double*>(Cx::shared());  // [group][mean, factor]
+    row_moments* const moments = reinterpret_cast<row_moments*>(Cx::shared());  // [group]
 
     for (uint32_t first = 0; first < call.group; first += rows_at_once) {
         const uint32_t index = first + Cx::thread() / sum_lanes;
         const bool active = index < call.group;
         const float* const row = scores + (active ? index : 0) * call.stride;
-        double sum = 0.0, squares = 0.0;
-        uint32_t count = 0, counted = 0;
-        for (uint32_t r = 0; r < ranges; ++r) {
-            add_range<Cx>(
-                row, range_of<Cx>(guarded, r), active, [](double s) { return s; }, sum, count);
-        }
-        const double mean = count == 0 ? 0.0 : sum / static_cast<double>(count);
-        for (uint32_t r = 0; r < ranges; ++r) {
-            const auto square = [mean](double s) { return (s - mean) * (s - mean); };
-            add_range<Cx>(row, range_of<Cx>(guarded, r), active, square, squares, counted);
-        }
-        const double deviation = count == 0 ? 0.0 : std::sqrt(squares / static_cast<double>(count));
-        if (active && Cx::lane() % sum_lanes == 0) {
-            Cx::store(moments + 2 * index, mean);
-            Cx::store(moments + 2 * index + 1,
-                      1.0 / (deviation < smallest_deviation ? smallest_deviation : deviation));
-        }
+        const row_moments mine = moments_of_row<Cx>(row, guarded, ranges, active);
+        if (active && Cx::lane() % sum_lanes == 0) store_moments<Cx>(moments + index, mine);
     }
     Cx::barrier();  // also: nobody reads a whole row any more, so `out` may be one
     for (uint32_t r = 0; r < ranges; ++r) {
@@ -105,10 +125,7 @@ KVRT_DEVICE void normalise_and_reduce(const normalise_parameters& call) {
             const uint32_t slot = range.first + i;
             float greatest = 0.0f;
             for (uint32_t h = 0; h < call.group; ++h) {
-                const double score = Cx::template load<float>(scores + h * call.stride + slot);
-                const float z =
-                    static_cast<float>((score - Cx::template load<double>(moments + 2 * h)) *
-                                       Cx::template load<double>(moments + 2 * h + 1));
+                const float z = z_score<Cx>(moments + h, scores + h * call.stride + slot);
                 // Written so that NaN on either side loses.
                 if (h == 0 || !(greatest >= z || z != z)) greatest = z;
             }
@@ -147,6 +164,14 @@ constexpr uint32_t join_blocks(uint32_t sets, uint32_t most_slots) {
     return sets * join_stretches(most_slots);
 }
 
+/// What of a range is in the stretch from `first` on; its end is no more than its begin where that
+/// is nothing.
+KVRT_DEVICE slot_range cut_to_stretch(const slot_range& range, uint32_t first) {
+    const uint32_t from = range.first > first ? range.first : first;
+    const bool ends_here = range.end < first || range.end - first < join_stretch;
+    return {from, ends_here ? range.end : first + join_stretch};
+}
+
 /// The kernel of sums and maxima over rows.
 template <class Cx>
 KVRT_DEVICE void join_rows(const join_parameters& call) {
@@ -162,12 +187,8 @@ KVRT_DEVICE void join_rows(const join_parameters& call) {
     const uint32_t ranges = Cx::template load_constant<uint32_t>(&guarded->count);
     const float infinity = Cx::bits_to_f32(0x7f800000u);
     for (uint32_t r = 0; r < ranges; ++r) {
-        const slot_range range = range_of<Cx>(guarded, r);
-        const uint32_t from = range.first > first ? range.first : first;
-        const uint32_t end = range.end < first || range.end - first < join_stretch
-                                 ? range.end
-                                 : first + join_stretch;
-        for (uint64_t place = uint64_t{from} + Cx::thread(); place < end;
+        const slot_range range = cut_to_stretch(range_of<Cx>(guarded, r), first);
+        for (uint64_t place = uint64_t{range.first} + Cx::thread(); place < range.end;
              place += normalise_threads) {
             float total = call.greatest ? -infinity : 0.0f;
             for (uint32_t m = 0; m < member_count; ++m) {

@@ -1,7 +1,9 @@
 // What scores by content, and gathers statistics of queries: gather_queries.hpp, transform.hpp and
 // score_*.hpp but score.hpp, for the GPU.
+#include "kernels/blend.hpp"
 #include "kernels/cuda_context.cuh"
 #include "kernels/gather_queries.hpp"
+#include "kernels/sample.hpp"
 #include "kernels/score_directions.hpp"
 #include "kernels/score_expected.hpp"
 #include "kernels/score_lag.hpp"
@@ -53,4 +55,16 @@ extern "C" __global__ void __launch_bounds__(normalise_threads, 8)
 extern "C" __global__ void __launch_bounds__(normalise_threads, 8)
     kvrt_share_rows(const __grid_constant__ transform_parameters call) {
     share_rows<cuda_context>(call);
+}
+extern "C" __global__ void __launch_bounds__(normalise_threads)
+    kvrt_blend_rows(const __grid_constant__ blend_parameters call) {
+    blend_rows<cuda_context>(call);
+}
+extern "C" __global__ void __launch_bounds__(normalise_threads)
+    kvrt_mix_redundancy(const __grid_constant__ blend_parameters call) {
+    mix_redundancy<cuda_context>(call);
+}
+extern "C" __global__ void __launch_bounds__(normalise_threads)
+    kvrt_sample_scores(const __grid_constant__ sample_parameters call) {
+    sample_scores<cuda_context>(call);
 }

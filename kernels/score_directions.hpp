@@ -1,6 +1,6 @@
-// Scores from the directions of keys, KeyDiff's (retention/unit_keys.hpp says what they are): sums
-// of directions over parts of slots, then each key against their sum. Bit for bit as the CPU where
-// that fuses multiplication and addition.
+// Scores from the directions of keys, KeyDiff's and R-KV's redundancy (retention/unit_keys.hpp says
+// what they are): sums of directions over parts of slots, then each key against their sum. Bit for
+// bit as the CPU where that fuses multiplication and addition.
 #pragma once
 
 #include <cmath>
@@ -29,6 +29,7 @@ struct direction_parameters {
     uint64_t score_stride = 0;
     uint32_t count = 0;
     uint32_t most_slots = 0;  ///< of a lane
+    bool redundancy = false;  ///< R-KV's linear form, instead of KeyDiff's scores
 };
 
 KVRT_BOTH constexpr uint32_t direction_parts(uint32_t slots) {
@@ -100,7 +101,8 @@ KVRT_DEVICE void sum_directions(const direction_parameters& call) {
     }
 }
 
-/// The kernel of scores: -cos(key, sum of all directions), 0 for keys of 0.
+/// The kernel of scores: -cos(key, sum of all directions); or what the others' directions have of
+/// the key's on average. 0 for keys of 0.
 template <class Cx>
 KVRT_DEVICE void score_directions(const direction_parameters& call) {
     const uint32_t dim = call.place.keys.dim;
@@ -109,7 +111,8 @@ KVRT_DEVICE void score_directions(const direction_parameters& call) {
     if (share.end == 0) return;
     const score_lane& lane = call.lanes[share.index];
     const uint32_t* const table = call.tables + Cx::template load_constant<uint64_t>(&lane.table);
-    const uint32_t parts = direction_parts(Cx::template load_constant<uint32_t>(&lane.slots));
+    const uint32_t slots = Cx::template load_constant<uint32_t>(&lane.slots);
+    const uint32_t parts = direction_parts(slots);
     const double* const sums =
         call.sums + (uint64_t{share.index} * call.place.kv_heads + share.head) * call.sums_stride;
     double* const total = reinterpret_cast<double*>(Cx::shared());
@@ -129,12 +132,13 @@ KVRT_DEVICE void score_directions(const direction_parameters& call) {
     const double inverse = square_of_total > 0.0 ? 1.0 / std::sqrt(square_of_total) : 0.0;
     float* const direction = reinterpret_cast<float*>(total + dim);
     for (uint32_t i = Cx::thread(); i < dim; i += score_threads) {
-        Cx::store(direction + i,
-                  static_cast<float>(Cx::template load<double>(total + i) * inverse));
+        const double sum = Cx::template load<double>(total + i);
+        Cx::store(direction + i, static_cast<float>(call.redundancy ? sum / slots : sum * inverse));
     }
     Cx::barrier();
     float* const scores = call.scores + Cx::template load_constant<uint64_t>(&lane.scores) +
                           uint64_t{share.head} * call.score_stride;
+    const float own = 1.0f / static_cast<float>(slots);
     for (uint32_t slot = share.first + Cx::thread(); slot < share.end; slot += score_threads) {
         const opened_row<Cx> row(call.place, call.place.keys, call.arena, table, slot, share.head);
         float dots[2] = {}, squares[2] = {};
@@ -151,7 +155,8 @@ KVRT_DEVICE void score_directions(const direction_parameters& call) {
         }
         const float square = squares[0] + squares[1];
         const float cosine = (dots[0] + dots[1]) / std::sqrt(square);
-        Cx::store(scores + slot, square == 0.0f ? 0.0f : 0.0f - cosine);
+        const float score = call.redundancy ? cosine - own : 0.0f - cosine;
+        Cx::store(scores + slot, square == 0.0f ? 0.0f : score);
     }
 }
 

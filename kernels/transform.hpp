@@ -113,6 +113,28 @@ KVRT_DEVICE void soften_rows(const transform_parameters& call) {
     }
 }
 
+/// The sum of a row's candidates that are numbers, known to all threads.
+struct row_total {
+    double sum;
+    bool divides;  ///< it is positive and finite
+
+    KVRT_DEVICE float share_of(float score) const {
+        return divides ? static_cast<float>(double{score} / sum) : score;
+    }
+};
+/// Each half of a warp sums the whole row.
+template <class Cx>
+KVRT_DEVICE row_total total_of_row(const guarded_slots* guarded, uint32_t ranges,
+                                   const float* row) {
+    double sum = 0.0;
+    for_each_of_lane<Cx>(guarded, ranges, [&](uint32_t slot) {
+        const float score = Cx::template load<float>(row + slot);
+        sum += score == score ? double{score} : 0.0;
+    });
+    const double total = sum_of_lanes<Cx>(sum);
+    return {total, total > 0.0 && total <= 0x1.fffffffffffffp1023};
+}
+
 /// The kernel of shares: scores over their sum, where that is positive and finite.
 template <class Cx>
 KVRT_DEVICE void share_rows(const transform_parameters& call) {
@@ -122,21 +144,13 @@ KVRT_DEVICE void share_rows(const transform_parameters& call) {
     const guarded_slots* const guarded =
         call.guarded + Cx::template load_constant<uint64_t>(&head.guarded);
     const uint32_t ranges = Cx::template load_constant<uint32_t>(&guarded->count);
-    // Each half of a warp sums the whole row, so that all threads know.
-    double sum = 0.0;
-    for_each_of_lane<Cx>(guarded, ranges, [&](uint32_t slot) {
-        const float score = Cx::template load<float>(scores + slot);
-        sum += score == score ? double{score} : 0.0;
-    });
-    const double total = sum_of_lanes<Cx>(sum);
-    const bool divides = total > 0.0 && total <= 0x1.fffffffffffffp1023;
+    const row_total total = total_of_row<Cx>(guarded, ranges, scores);
     Cx::barrier();  // nobody reads the row any more, so `out` may be it
     for (uint32_t r = 0; r < ranges; ++r) {
         const slot_range range = range_of<Cx>(guarded, r);
         for (uint32_t i = Cx::thread(); i < range.end - range.first; i += normalise_threads) {
             const float score = Cx::template load<float>(scores + range.first + i);
-            Cx::store(out + range.first + i,
-                      divides ? static_cast<float>(double{score} / total) : score);
+            Cx::store(out + range.first + i, total.share_of(score));
         }
     }
 }

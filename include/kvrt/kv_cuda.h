@@ -25,9 +25,9 @@
  * CPU; what they give up comes back once the step has passed.
  *
  * Policies and kv_compress: STREAMING, RANDOM, KEY_NORM, TRIATTENTION, KEYDIFF, LAGKV, VASE_SKETCH,
- * EXPECTED_ATTENTION, H2O, SCISSORHANDS, TOVA and SNAPKV, without SAMPLE, with every selection, as
- * docs/device.md says; their rounds are enqueued behind the step, on its stream, and blocks return
- * with it. kv_compress outside of steps goes to a stream of the pool's, or that of an open step,
+ * EXPECTED_ATTENTION, H2O, SCISSORHANDS, TOVA, SNAPKV, RKV (without EXACT_REDUNDANCY),
+ * VASE_ATTENTION and BLEND, with every selection, as docs/device.md says; their rounds are enqueued
+ * behind the step, on its stream, and blocks return with it. kv_compress outside of steps goes to a stream of the pool's, or that of an open step,
  * which must not be captured then. The first policy takes device memory for positions and scores,
  * kv_cuda_pool_set_scoring for matrix products. Other policies, allocators by scores (ADAPTIVE,
  * THRESHOLD: only the device would know how many tokens stay), those of layers that seal and
@@ -149,11 +149,12 @@ KV_API KV_MUST_CHECK kv_status kv_cuda_step_tables(kv_step *step, uint32_t layer
  * in flight can read them. Errors: INVALID (the pool is on the CPU). Threads: external. */
 KV_API KV_MUST_CHECK kv_status kv_cuda_pool_memory(kv_pool *pool, uint64_t *out_bytes);
 
-/* Who scores keys by KV_SCORER_TRIATTENTION: a kernel of the library's own, which a pool begins
- * with; or matrix products by cuBLASLt of CUDA 13 or 12 (libcublasLt.so, which is loaded when a
- * host first asks for it, and stays); or, by kinds of work (format, dimensions, and amount in
- * powers of 2), whichever of the two is faster on this device. For that each is timed three times
- * as rounds come, the fastest counts, and the choice is for good; nobody waits for it. */
+/* Who scores keys by TriAttention, for KV_SCORER_TRIATTENTION and in KV_SCORER_BLEND: a kernel of
+ * the library's own, which a pool begins with; or matrix products by cuBLASLt of CUDA 13 or 12
+ * (libcublasLt.so, which is loaded when a host first asks for it, and stays); or, by kinds of work
+ * (format, dimensions, and amount in powers of 2), whichever of the two is faster on this device.
+ * For that each is timed three times as rounds come, the fastest counts, and the choice is for
+ * good; nobody waits for it. */
 enum { KV_CUDA_SCORE_KERNEL = 0, KV_CUDA_SCORE_PRODUCTS = 1, KV_CUDA_SCORE_MEASURED = 2 };
 
 /* Products may round keys and weights to 11 bits (TF32), where the device is faster then. */

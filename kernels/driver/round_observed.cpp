@@ -8,7 +8,9 @@ namespace kvrt::cuda {
 using namespace kernels;
 
 void round_runner::pack_observed(const round_share& mine, places& at) {
+    const bool apart = round_scores::find(mine.lanes->scores.scorer)->observes_apart;
     auto* rows = append<pool_row>(mine.heads(), at.observed);
+    auto* unlike = append<normalise_head>(apart ? mine.heads() : 0, at.unlike);
     for (uint32_t i = 0; i < mine.count; ++i) {
         const kvrt_round_lane& lane = mine.lanes[i];
         for (uint32_t h = 0; h < mine.kv_heads; ++h) {
@@ -16,14 +18,14 @@ void round_runner::pack_observed(const round_share& mine, places& at) {
             const auto row_of = [&](uint64_t sums) {
                 return sums == no_sums ? 0 : sums + h * mine.sums_stride;
             };
-            *rows++ = {row_of(lane.sums.present),
-                       row_of(lane.sums.before),
-                       mine.first + uint64_t{head} * mine.rows * mine.stride,
-                       head,
-                       lane.slots,
-                       lane.sums.slots,
-                       lane.sums.slots_before,
-                       0};
+            uint64_t row = mine.first + uint64_t{head} * mine.rows * mine.stride;
+            if (apart) {
+                const uint64_t beside = mine.scratch_at + head * mine.scratch + mine.apart_at();
+                *unlike++ = {row, beside - mine.stride, head};
+                row = beside;
+            }
+            *rows++ = {row_of(lane.sums.present), row_of(lane.sums.before), row, head, lane.slots,
+                       lane.sums.slots,           lane.sums.slots_before,   0};
         }
     }
 }

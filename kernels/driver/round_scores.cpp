@@ -52,10 +52,7 @@ const round_scorer round_scores::scorers[] = {
     {KV_SCORER_TRIATTENTION, lane_reads::keys_by_format, true, sizeof(score_lane),
      describe_key_lane, &round_scores::score_triattention},
     {KV_SCORER_KEYDIFF, lane_reads::keys, false, sizeof(score_lane), describe_key_lane,
-     &round_scores::score_directions,
-     [](uint32_t dim, uint64_t stride) {
-         return uint64_t{2} * dim * direction_parts(static_cast<uint32_t>(stride));
-     }},
+     &round_scores::score_directions, &round_scores::direction_scratch},
     {KV_SCORER_LAGKV, lane_reads::keys_and_values, false, sizeof(score_lane), describe_key_lane,
      &round_scores::score_lag, [](uint32_t, uint64_t stride) { return 2 * stride; }},
     {KV_SCORER_VASE_SKETCH, lane_reads::keys_and_values, false, sizeof(place_lane),
@@ -71,6 +68,12 @@ const round_scorer round_scores::scorers[] = {
      &round_scores::score_observed},
     {KV_SCORER_SNAPKV, lane_reads::nothing, false, 0, describe_nothing,
      &round_scores::score_observed},
+    {KV_SCORER_VASE_ATTENTION, lane_reads::nothing, false, 0, describe_nothing,
+     &round_scores::score_observed},
+    {KV_SCORER_RKV, lane_reads::keys, false, sizeof(score_lane), describe_key_lane,
+     &round_scores::score_redundancy, &round_scores::redundancy_scratch, true},
+    {KV_SCORER_BLEND, lane_reads::keys_by_format, true, sizeof(score_lane), describe_key_lane,
+     &round_scores::score_blend, &round_scores::blend_scratch, true},
 };
 
 #define KVRT_READER(name, coded, type)        \
@@ -98,6 +101,8 @@ round_scores::round_scores()
       expected_{"kvrt_score_expected"},
       soften_{"kvrt_soften_rows"},
       share_{"kvrt_share_rows"},
+      blend_{"kvrt_blend_rows"},
+      mix_{"kvrt_mix_redundancy"},
       readers_{KVRT_READER("f32", coding::plain, number::f32),
                KVRT_READER("f16", coding::plain, number::f16),
                KVRT_READER("bf16", coding::plain, number::bf16),
@@ -128,9 +133,10 @@ const round_scorer* round_scores::find(uint32_t scorer) {
 
 status round_scores::create(kernel_functions& functions) {
     functions_ = &functions;
-    for (kernel_function* each : {&places_, &normalise_, &moments_, &pool_, &sum_directions_,
-                                  &score_directions_, &deviations_, &ranks_, &draw_sketches_,
-                                  &score_sketches_, &expected_, &soften_, &share_}) {
+    for (kernel_function* each :
+         {&places_, &normalise_, &moments_, &pool_, &sum_directions_, &score_directions_,
+          &deviations_, &ranks_, &draw_sketches_, &score_sketches_, &expected_, &soften_, &share_,
+          &blend_, &mix_}) {
         KVRT_TRY(functions.find(*each));
     }
     for (key_functions& each : readers_) {
@@ -275,16 +281,17 @@ status round_scores::score_triattention(const score_call& call) {
     const uint32_t at_once = heads_at_once(scored.group);
     kernel_function& score = reader->score[at_once == 2 ? 0 : at_once == 4 ? 1 : 2];
     KVRT_TRY(triattention_.launch(*functions_, call.stream, parameters, score, reader->gather));
-    return normalise(call);
+    return normalise(call, call.heads, scored.group);
 }
 
-status round_scores::normalise(const score_call& call) {
+status round_scores::normalise(const score_call& call, const normalise_head* heads,
+                               uint32_t group) {
     normalise_parameters parameters;
     parameters.scores = call.scores;
     parameters.guarded = call.guarded;
-    parameters.heads = call.heads;
+    parameters.heads = heads;
     parameters.stride = call.share.stride;
-    parameters.group = call.first().scores.group;
+    parameters.group = group;
     parameters.count = call.share.heads();
     return functions_->launch(normalise_, parameters.count, normalise_threads,
                               normalise_shared_bytes(parameters.group), call.stream, &parameters);

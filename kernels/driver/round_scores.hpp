@@ -34,6 +34,9 @@ struct round_share {
     kernels::block_place place;
 
     uint32_t heads() const { return count * kv_heads; }
+    /// In a KV head's scratch: the row of what was observed, where that is no score yet. The one
+    /// before is of key directions.
+    uint64_t apart_at() const { return scratch - stride; }
     uint64_t ranges_at() const { return first + uint64_t{heads()} * rows * stride; }
     uint64_t survivors_at() const {
         return ranges_at() + (reserves ? uint64_t{heads()} * stride : 0);
@@ -57,8 +60,9 @@ struct score_call {
     const kernels::moments_lane* moments;  ///< [share.count]
     const kernels::guarded_slots* guarded;
     float* scores;
-    float* scratch;                     ///< [share.heads()][share.scratch], on 64 bytes
-    const kernels::pool_row* observed;  ///< [share.heads()], of scorers that go by it
+    float* scratch;                         ///< [share.heads()][share.scratch], on 64 bytes
+    const kernels::pool_row* observed;      ///< [share.heads()], of scorers that go by it
+    const kernels::normalise_head* unlike;  ///< [share.heads()], of BLEND
 
     const kvrt_round_lane& first() const { return *share.lanes; }
     template <class type>
@@ -93,6 +97,7 @@ struct round_scorer {
     void (*describe)(const kvrt_round_lane& from, const lane_places& at, std::byte* lane);
     status (round_scores::*launch)(const score_call& call);
     scratch_size scratch = nullptr;  ///< null: none
+    bool observes_apart = false;     ///< what was observed goes to round_share::apart_at
 
     uint32_t rows_of(const kvrt_round_scores& scores) const {
         return scores_query_heads ? scores.group : 1;
@@ -152,13 +157,19 @@ class round_scores {
     status score_sketch(const score_call& call);
     status score_expected(const score_call& call);
     status score_observed(const score_call& call);
-    /// One row of z-scores for each KV head, of those of its query heads.
-    status normalise(const score_call& call);
+    static uint64_t direction_scratch(uint32_t dim, uint64_t stride);
+    static uint64_t blend_scratch(uint32_t dim, uint64_t stride);
+    static uint64_t redundancy_scratch(uint32_t dim, uint64_t stride);
+    status score_blend(const score_call& call);
+    status score_redundancy(const score_call& call);
+    /// One row of z-scores for each KV head, of those of `group` rows.
+    status normalise(const score_call& call, const kernels::normalise_head* heads, uint32_t group);
 
     kernel_functions* functions_ = nullptr;
     triattention_scorer triattention_;
     kernel_function places_, normalise_, pool_, moments_, sum_directions_, score_directions_,
-        deviations_, ranks_, draw_sketches_, score_sketches_, expected_, soften_, share_;
+        deviations_, ranks_, draw_sketches_, score_sketches_, expected_, soften_, share_, blend_,
+        mix_;
     key_functions readers_[8];
 };
 

@@ -8,6 +8,7 @@
 #include "kernels/compact.hpp"
 #include "kernels/normalise.hpp"
 #include "kernels/quota.hpp"
+#include "kernels/sample.hpp"
 
 namespace kvrt::cuda {
 
@@ -82,13 +83,15 @@ status round_runner::check_bundles(const kvrt_round& round) const {
 void round_runner::begin_sets(const kvrt_round_lane* lanes, uint32_t count, uint32_t sets,
                               set_lists& lists) {
     uint64_t begun_at = 0;
-    bool segmented = false, reserved = false;
+    bool sampled = false, segmented = false, reserved = false;
     for (uint32_t i = 0; i < count; ++i) {
+        sampled = sampled || lanes[i].scores.samples != 0;
         segmented = segmented || lanes[i].guards->segments != 0;
         reserved = reserved || lanes[i].guards->value_reserve != 0;
     }
     (void)append<compact_lane>(count, lists.moves);
     (void)append<select_set>(sets, lists.selects);
+    (void)append<sample_set>(sampled ? sets : 0, lists.samples);
     (void)append<quota_set>(segmented ? sets : 0, lists.quotas);
     (void)append<reserve_set>(reserved ? sets : 0, lists.reserves);
     lists.begun = append<uint32_t>(sets, begun_at);
@@ -120,6 +123,23 @@ void round_runner::add_set(const round_share& mine, uint32_t lane, uint32_t head
     const uint64_t guarded_place = sets.heads + lane * mine.kv_heads + head;
     at_host<select_set>(sets.selects)[sets.count++] = {rows.scores, rows.survivors, guarded_place,
                                                        from.slots, from.keep};
+    if (from.scores.samples != 0) {
+        const uint32_t drawn = from.scores.first_head + (mine.shares_sets ? 0 : head);
+        at_host<sample_set>(sets.samples)[sets.sample_count++] = {
+            positions_of(from.lane->positions),
+            table,
+            rows.scores,
+            guarded_place,
+            rules.next_position,
+            from.scores.seed,
+            from.scores.round,
+            uint64_t{from.scores.layer} << 32 | drawn,
+            head,
+            from.slots,
+            from.explicit_slots,
+            0};
+        sets.most_sampled = std::max(sets.most_sampled, from.slots);
+    }
     if (rules.segments != 0) {
         at_host<quota_set>(sets.quotas)[sets.quota_count++] = {positions_of(from.lane->positions),
                                                                table,
@@ -220,9 +240,20 @@ status round_runner::launch_joins(stream_handle stream, const round_share& mine,
     return functions_->launch(join_, blocks, normalise_threads, 0, stream, &join);
 }
 
-/// The best of a segment first, since what is held has no order.
+/// Draws go by scores; then the best of a segment, before others are held, which have no order.
 status round_runner::launch_sets(stream_handle stream, const set_lists& sets,
                                  guarded_slots* guarded) {
+    if (sets.sample_count != 0) {
+        sample_parameters sample;
+        sample.scores = scores();
+        sample.guarded = guarded;
+        sample.tables = on_device<uint32_t>(0);
+        sample.sets = on_device<sample_set>(sets.samples);
+        sample.count = sets.sample_count;
+        sample.most_slots = sets.most_sampled;
+        KVRT_TRY(functions_->launch(sample_, join_blocks(sample.count, sample.most_slots),
+                                    normalise_threads, 0, stream, &sample));
+    }
     if (sets.quota_count != 0) {
         quota_parameters quota;
         quota.scores = scores();

@@ -8,6 +8,7 @@
 #include "kernels/normalise.hpp"
 #include "kernels/pool.hpp"
 #include "kernels/quota.hpp"
+#include "kernels/sample.hpp"
 
 namespace kvrt::cuda {
 
@@ -19,16 +20,17 @@ using namespace kernels;
 constexpr uint64_t comfortable_workspace = uint64_t{64} << 20;
 constexpr uint64_t least_staging = uint64_t{64} << 10;
 constexpr uint64_t most_staging = uint64_t{8} << 20;
-constexpr uint32_t most_arrays = 18;  ///< of a share, beside those of its lanes
+constexpr uint32_t most_arrays = 20;  ///< of a share, beside those of its lanes
 
 /// What a lane adds to a batch, at most.
 uint64_t lane_bytes(uint64_t blocks, uint64_t pinned, uint64_t phases, uint64_t heads,
-                    bool segmented) {
+                    bool segmented, bool sampled) {
     const uint64_t lists = sizeof(guard_lane) + round_scores::most_lane_bytes() +
                            sizeof(score_lane) + sizeof(moments_lane) + sizeof(compact_lane) +
                            sizeof(uint64_t);
-    const uint64_t of_head = sizeof(normalise_head) + sizeof(select_set) + sizeof(reserve_set) +
-                             (segmented ? sizeof(quota_set) : 0) + sizeof(pool_row) +
+    const uint64_t of_head = 2 * sizeof(normalise_head) + sizeof(select_set) + sizeof(reserve_set) +
+                             (segmented ? sizeof(quota_set) : 0) +
+                             (sampled ? sizeof(sample_set) : 0) + sizeof(pool_row) +
                              sizeof(uint32_t) + 2 * (sizeof(score_join) + 2 * sizeof(uint64_t));
     return lists + heads * of_head + 2 * blocks * sizeof(uint32_t) +
            pinned * sizeof(position_range) + phases * sizeof(double) +
@@ -42,7 +44,9 @@ bool same_rows(const kvrt_round_lane& a, const kvrt_round_lane& b) {
     return a.kind == b.kind && a.scores.scorer == b.scores.scorer &&
            a.scores.variants == b.scores.variants && a.scores.spread == b.scores.spread &&
            a.scores.sinks == b.scores.sinks && a.scores.pool_width == b.scores.pool_width &&
-           a.scores.pool_maximum == b.scores.pool_maximum && a.selection == b.selection &&
+           a.scores.pool_maximum == b.scores.pool_maximum &&
+           a.scores.prior_share == b.scores.prior_share &&
+           a.scores.redundancy == b.scores.redundancy && a.selection == b.selection &&
            a.bundle == b.bundle && reserves(a) == reserves(b);
 }
 
@@ -70,6 +74,7 @@ uint32_t blocks_for(const kvrt_lane& lane, uint32_t slots) {
 round_runner::round_runner()
     : candidates_{"kvrt_find_candidates"},
       join_{"kvrt_join_rows"},
+      sample_{"kvrt_sample_scores"},
       quota_{"kvrt_reserve_segments"},
       reserve_{"kvrt_reserve_slots"},
       select_{"kvrt_select_survivors"},
@@ -110,7 +115,8 @@ status round_runner::create(device_context& device, kernel_functions& functions,
     functions_ = &functions;
     const current_context here(device);
     KVRT_TRY(here.state());
-    for (kernel_function* each : {&candidates_, &join_, &quota_, &reserve_, &select_, &compact_}) {
+    for (kernel_function* each :
+         {&candidates_, &join_, &sample_, &quota_, &reserve_, &select_, &compact_}) {
         KVRT_TRY(functions.find(*each));
     }
     KVRT_TRY(scorers_.create(functions));
@@ -132,9 +138,9 @@ status round_runner::create(device_context& device, kernel_functions& functions,
         KVRT_TRY(device.check(device.calls().stream_create(&stream_, stream_non_blocking),
                               "cuStreamCreate"));
     }
-    const uint64_t sequence =
-        memory.lanes * lane_bytes(memory.most_blocks, most_pinned, 0, memory.most_heads, true) +
-        memory.phases * sizeof(double);
+    const uint64_t sequence = memory.lanes * lane_bytes(memory.most_blocks, most_pinned, 0,
+                                                        memory.most_heads, true, true) +
+                              memory.phases * sizeof(double);
     const uint64_t staging = std::clamp(sequence * memory.most_rounds, least_staging, most_staging);
     return ring_.create(device, round_up(std::max(staging, 2 * sequence), ring_.alignment));
 }
@@ -173,9 +179,9 @@ uint64_t round_runner::batch_bytes(const kvrt_round& round) const {
         const kvrt_round_lane& lane = round.lanes[i];
         bool more = false;
         if (lane.scores.phases != nullptr) (void)phases.place_of(lane.scores.phases, more);
-        bytes +=
-            lane_bytes(blocks_for(*lane.lane, lane.slots), lane.guards->pinned_count,
-                       more ? lane.scores.phase_count : 0, lane.lane->kv_heads, is_segmented(lane));
+        bytes += lane_bytes(blocks_for(*lane.lane, lane.slots), lane.guards->pinned_count,
+                            more ? lane.scores.phase_count : 0, lane.lane->kv_heads,
+                            is_segmented(lane), lane.scores.samples != 0);
     }
     return round_up(bytes, ring_.alignment);
 }
@@ -338,7 +344,8 @@ status round_runner::score(stream_handle stream, const kvrt_round& round, const 
                              guarded(mine),
                              scores(),
                              scores() + mine.scratch_at,
-                             on_device<pool_row>(at.observed)};
+                             on_device<pool_row>(at.observed),
+                             on_device<normalise_head>(at.unlike)};
     KVRT_TRY(scorers_.launch(call));
     if (mine.reserves) KVRT_TRY(scorers_.measure_ranges(call, on_device<score_lane>(at.ranges)));
     return launch_joins(stream, mine, at);

@@ -70,15 +70,15 @@ class round_runner {
     /// Places in the batch, in bytes, of what is told of a share.
     struct places {
         uint64_t guards = 0, scores = 0, heads = 0, ranges = 0;
-        uint64_t joins = 0, range_joins = 0, observed = 0, moments = 0;
+        uint64_t joins = 0, range_joins = 0, observed = 0, unlike = 0, moments = 0;
         uint32_t join_count = 0;
     };
     /// The same of sets of survivors, as they become complete, and of how lanes move.
     struct set_lists {
-        uint64_t selects = 0, quotas = 0, reserves = 0, moves = 0;
-        uint32_t count = 0, quota_count = 0, reserve_count = 0;
-        uint32_t most_segments = 0;
-        uint32_t lanes = 0;  ///< that are listed
+        uint64_t selects = 0, samples = 0, quotas = 0, reserves = 0, moves = 0;
+        uint32_t count = 0, sample_count = 0, quota_count = 0, reserve_count = 0;
+        uint32_t most_segments = 0, most_sampled = 0;  ///< the latter: slots
+        uint32_t lanes = 0;                            ///< that are listed
         // Of a bundle:
         const bundle* of = nullptr;
         uint32_t* begun = nullptr;  ///< [sets]: has scores already
@@ -143,7 +143,7 @@ class round_runner {
     staging_ring ring_;
     uint64_t used_ = 0;  ///< of the open batch
     phases_in_batch phases_;
-    kernel_function candidates_, join_, quota_, reserve_, select_, compact_;
+    kernel_function candidates_, join_, sample_, quota_, reserve_, select_, compact_;
     round_scores scorers_;
 };
 

@@ -40,13 +40,18 @@ parameters begin_parameters(const score_call& call) {
 
 }  // namespace
 
+uint64_t round_scores::direction_scratch(uint32_t dim, uint64_t stride) {
+    return uint64_t{2} * dim * direction_parts(static_cast<uint32_t>(stride));
+}
+
 status round_scores::score_directions(const score_call& call) {
     const round_share& share = call.share;
     auto parameters = begin_parameters<direction_parameters>(call);
     parameters.lanes = call.lanes_of<score_lane>();
     parameters.sums = reinterpret_cast<double*>(call.scratch);
     parameters.sums_stride = share.scratch / 2;
-    parameters.score_stride = share.stride;
+    parameters.score_stride = share.rows * share.stride;
+    parameters.redundancy = call.first().scores.scorer == KV_SCORER_RKV;
     const uint32_t dim = share.place.keys.dim;
     KVRT_TRY(functions_->launch(
         sum_directions_, direction_blocks(share.count, share.kv_heads, share.most_slots),

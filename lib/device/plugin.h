@@ -292,6 +292,9 @@ typedef struct kvrt_round_scores {
      * kvrt_gather_item. */
     uint32_t gathered, counts, place;
     uint64_t first_band, first_query_head; /* of the lane */
+    float prior_share, redundancy; /* BLEND's; RKV has the latter. As the policy says, or default */
+    uint32_t samples;              /* 1: survivors are drawn, by scores */
+    uint32_t unused;
 } kvrt_round_scores;
 
 /* Sums of observed attention of a lane: places of KV head 0 in kvrt_round.sums, and how many slots

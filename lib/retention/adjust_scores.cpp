@@ -10,11 +10,6 @@ namespace kvrt {
 
 namespace {
 
-bool samples(const round_plan& plan) {
-    return find_scorer(plan.policy.scorer)->samples_always ||
-           (plan.policy.flags & KV_POLICY_SAMPLE) != 0;
-}
-
 uint32_t reserve_of(const round_plan& plan) { return value_reserve_of(plan.policy); }
 
 bool has_quota(const round_plan& plan) {
@@ -37,7 +32,7 @@ void adjust_set(const round_plan& plan, const head_place& place, const float* ra
                 float* scores) {
     const slot_positions positions = positions_of(plan.store, plan.owner, place.lane, place.head);
     const slot_ranges candidates = guards_of(plan, place.lane, place.head).candidates;
-    if (samples(plan)) {
+    if (draws_survivors(plan.policy)) {
         sample_scores(draw_key(plan, place.lane, place.head), positions, candidates, scores);
     }
     uint32_t places = places_of(plan, place.lane, place.head);
@@ -54,7 +49,7 @@ void adjust_set(const round_plan& plan, const head_place& place, const float* ra
 }
 
 bool adjusts(const round_plan& plan) {
-    return samples(plan) || reserve_of(plan) != 0 || has_quota(plan);
+    return draws_survivors(plan.policy) || reserve_of(plan) != 0 || has_quota(plan);
 }
 
 float* ranges_of(const round_plan& plan, uint32_t set) {

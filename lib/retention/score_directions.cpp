@@ -1,5 +1,6 @@
 // Scores from the directions of keys: KeyDiff, and R-KV, which takes their redundancy from what was
 // observed.
+#include "retention/scorers.hpp"
 #include "retention/scoring.hpp"
 #include "retention/transform.hpp"
 #include "retention/unit_keys.hpp"
@@ -8,7 +9,6 @@ namespace kvrt {
 
 namespace {
 
-constexpr float default_redundancy_weight = 0.9f;
 constexpr float default_similarity = 0.5f;
 
 /// Sums of the parts of a lane's KV head: [parts][dim]; the first becomes the sum of them all.
@@ -89,8 +89,7 @@ void score_by_redundancy(const round_plan& plan, const layer_geometry& layer) {
     } else {
         measure_linear_redundancy(plan, layer);
     }
-    const float weight =
-        plan.policy.redundancy != 0.0f ? plan.policy.redundancy : default_redundancy_weight;
+    const float weight = redundancy_of(plan.policy);
     for_each_head(plan, layer, [&](uint32_t lane, uint32_t head) {
         const slot_ranges candidates = guards_of(plan, lane, head).candidates;
         float* scores = lane_scores(plan, lane, head);

@@ -2,6 +2,7 @@
 // observed.
 #include <cmath>
 
+#include "retention/scorers.hpp"
 #include "retention/scoring.hpp"
 
 namespace kvrt {
@@ -48,10 +49,6 @@ void score_by_triattention(const round_plan& plan, const layer_geometry& layer) 
 
 namespace {
 
-// Tuned on needles and lists to copy in text (docs/retention.md).
-constexpr float default_prior_share = 0.1f;
-constexpr float default_unlike_share = 0.3f;
-
 /// Attention falls off by powers of ten from token to token: its logarithm is what has a spread
 /// that can be compared. Tokens far below the mean are as good as unseen.
 void take_logarithms(const slot_ranges& candidates, float* sums) {
@@ -85,10 +82,8 @@ void score_by_blend(const round_plan& plan, const layer_geometry& layer) {
                     unlike_of(lane, head));
     });
     score_by_triattention(plan, layer);
-    const float prior =
-        plan.policy.prior_share != 0.0f ? plan.policy.prior_share : default_prior_share;
-    const float unlike =
-        plan.policy.redundancy != 0.0f ? plan.policy.redundancy : default_unlike_share;
+    const float prior = prior_share_of(plan.policy);
+    const float unlike = redundancy_of(plan.policy);
     for_each_head(plan, layer, [&](uint32_t lane, uint32_t head) {
         const slot_ranges candidates = guards_of(plan, lane, head).candidates;
         float* scores = lane_scores(plan, lane, head);

@@ -44,7 +44,8 @@ constexpr scorer_description all_scorers[] = {
      .observes = observed_kind::recent,
      .window = 8,
      .pool_width = 7,
-     .pools_maximum = true},
+     .pools_maximum = true,
+     .redundancy = 0.9f},
     {.id = KV_SCORER_VASE_ATTENTION,
      .name = "VASE_ATTENTION",
      .observes = observed_kind::recent,
@@ -60,13 +61,16 @@ constexpr scorer_description all_scorers[] = {
      .query_statistics = true,
      .can_sample = true},
     observing(KV_SCORER_HOST, "HOST", observed_kind::given),
+    // Shares were tuned on needles and lists to copy in text (docs/retention.md).
     {.id = KV_SCORER_BLEND,
      .name = "BLEND",
      .observes = observed_kind::mass,
      .decay = 0.97f,
      .observe_every = 4,
      .pool_width = 5,
-     .query_statistics = true},
+     .query_statistics = true,
+     .prior_share = 0.1f,
+     .redundancy = 0.3f},
 };
 
 }  // namespace
@@ -89,6 +93,19 @@ observation_rules rules_of(const kv_policy& policy) {
         rules.decay = policy.decay != 0.0f ? policy.decay : scorer.decay;
     }
     return rules;
+}
+
+float prior_share_of(const kv_policy& policy) {
+    return policy.prior_share != 0.0f ? policy.prior_share
+                                      : find_scorer(policy.scorer)->prior_share;
+}
+
+float redundancy_of(const kv_policy& policy) {
+    return policy.redundancy != 0.0f ? policy.redundancy : find_scorer(policy.scorer)->redundancy;
+}
+
+bool draws_survivors(const kv_policy& policy) {
+    return find_scorer(policy.scorer)->samples_always || (policy.flags & KV_POLICY_SAMPLE) != 0;
 }
 
 uint64_t scorer_bits() {

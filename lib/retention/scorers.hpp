@@ -31,6 +31,8 @@ struct scorer_description {
     bool samples_always = false;     ///< its survivors are drawn
     bool can_sample = false;         ///< its scores are not negative
     bool one_set_per_layer = false;  ///< selection, where the policy leaves it open
+    float prior_share = 0.0f;        ///< of what queries are expected to ask, beside what was seen
+    float redundancy = 0.0f;         ///< what directions of keys weigh
 };
 
 /// nullptr where there is none.
@@ -46,6 +48,11 @@ struct observation_rules {
     bool operator==(const observation_rules&) const = default;
 };
 observation_rules rules_of(const kv_policy& policy);
+
+/// The shares that a policy's scores are made of: its own, or its scorer's.
+float prior_share_of(const kv_policy& policy);
+float redundancy_of(const kv_policy& policy);
+bool draws_survivors(const kv_policy& policy);
 
 /// Bits of all scorers, for kv_capabilities.
 uint64_t scorer_bits();

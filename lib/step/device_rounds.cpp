@@ -210,6 +210,11 @@ status read_positions(step_context& context, const sequence& owner, uint32_t lan
     return verdict < 0 ? verdict : ended;
 }
 
+bool goes_by_observation(uint32_t scorer) {
+    const observed_kind observed = find_scorer(scorer)->observes;
+    return observed != observed_kind::nothing && observed != observed_kind::given;
+}
+
 bool scores_on_device(uint32_t scorer) {
     switch (scorer) {
         case KV_SCORER_STREAMING:
@@ -238,7 +243,9 @@ status check_policy_on_device(const step_context& context, const kv_policy& poli
         return fail(kernels, "policy: {}", reason);
     }
     if (!scores_on_device(policy.scorer)) return refuse(find_scorer(policy.scorer)->name);
-    if ((policy.flags & KV_POLICY_SAMPLE) != 0) return refuse("SAMPLE");
+    // Every key against every other, in memory for copies of all.
+    const bool exact = (policy.flags & KV_POLICY_EXACT_REDUNDANCY) != 0;
+    if (exact && policy.scorer == KV_SCORER_RKV) return refuse("EXACT_REDUNDANCY");
     // Scores would say how many slots stay, which the host must know.
     if (policy.allocator == KV_ALLOCATE_ADAPTIVE) return refuse("allocator ADAPTIVE");
     if (policy.allocator == KV_ALLOCATE_THRESHOLD) return refuse("allocator THRESHOLD");

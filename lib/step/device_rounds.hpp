@@ -15,11 +15,8 @@ uint64_t most_phases(const cache& store, uint32_t layer);
 /// Is there a kernel for this scorer?
 bool scores_on_device(uint32_t scorer);
 
-/// Scores that are sums of observed attention.
-inline bool goes_by_observation(uint32_t scorer) {
-    return scorer == KV_SCORER_H2O || scorer == KV_SCORER_SCISSORHANDS ||
-           scorer == KV_SCORER_TOVA || scorer == KV_SCORER_SNAPKV;
-}
+/// Scores that sums of observed attention go into.
+bool goes_by_observation(uint32_t scorer);
 
 struct device_rounds {
     struct pending_round {

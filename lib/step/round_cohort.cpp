@@ -192,11 +192,11 @@ void round_cohort::plan_phases(const round_plan& plan, double* phases) const {
     for (uint32_t layer = 0; layer < store.model.layers.size(); ++layer) {
         if (!has_statistics(store, layer) || rounds_.first_phase[layer] != next) continue;
         const rope_description& rope = store.model.layers[layer].rope;
-        if (plan.policy.scorer == KV_SCORER_TRIATTENTION) {
+        if (plan.policy.scorer == KV_SCORER_EXPECTED_ATTENTION) {
+            expected_phases(expected_shape{}, rope, plan.owner.next_position, phases + next);
+        } else {
             triattention_phases(shape_of(store, layer, plan.policy), rope, plan.owner.next_position,
                                 phases + next);
-        } else {
-            expected_phases(expected_shape{}, rope, plan.owner.next_position, phases + next);
         }
         next += most_phases(store, layer);
     }
@@ -252,6 +252,9 @@ void round_cohort::plan_lane(const round_plan& plan, uint32_t lane, const double
     scores.seed = key.seed;
     scores.round = key.round;
     if (plan.policy.scorer == KV_SCORER_LAGKV) scores.sinks = lag_shape_of(plan.policy).sinks;
+    scores.samples = draws_survivors(plan.policy) ? 1 : 0;
+    scores.prior_share = prior_share_of(plan.policy);
+    scores.redundancy = redundancy_of(plan.policy);
     if (goes_by_observation(plan.policy.scorer)) {
         const score_pooling pooling = pooling_of(plan.policy);
         scores.pool_width = pooling.width;
@@ -265,12 +268,12 @@ void round_cohort::plan_lane(const round_plan& plan, uint32_t lane, const double
     scores.interleaved = layer.rope.style == KV_ROPE_INTERLEAVED ? 1 : 0;
     scores.attention_factor = layer.rope.attention_factor;
     scores.phase_count = expected_phase_count(layer.rope);
-    if (plan.policy.scorer == KV_SCORER_TRIATTENTION) {
+    if (plan.policy.scorer == KV_SCORER_EXPECTED_ATTENTION) {
+        scores.spread = statistics.given_spread[geometry.layer];
+    } else {
         const triattention_shape shape = shape_of(store, geometry.layer, plan.policy);
         scores.variants = shape.variants();
         scores.phase_count = triattention_phase_count(shape, layer.rope);
-    } else {
-        scores.spread = statistics.given_spread[geometry.layer];
     }
     scores.first_band = statistics.offset[geometry.layer] +
                         uint64_t{geometry.first_head} * scores.group * layer.rope.bands(key_dim);

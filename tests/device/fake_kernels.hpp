@@ -4,6 +4,7 @@
 
 #include "fake_driver.hpp"
 #include "kernels/attend_rows.hpp"
+#include "kernels/blend.hpp"
 #include "kernels/compact.hpp"
 #include "kernels/copy.hpp"
 #include "kernels/gather_queries.hpp"
@@ -11,6 +12,7 @@
 #include "kernels/observe.hpp"
 #include "kernels/pool.hpp"
 #include "kernels/quota.hpp"
+#include "kernels/sample.hpp"
 #include "kernels/score.hpp"
 #include "kernels/score_expected.hpp"
 #include "kernels/score_lag.hpp"
@@ -43,6 +45,8 @@ struct kernel_faults {
     std::function<void(kernels::measure_parameters&)> measure;
     std::function<void(kernels::observe_parameters&)> observe;
     std::function<void(kernels::pool_parameters&)> pool;
+    std::function<void(kernels::blend_parameters&)> blend;
+    std::function<void(kernels::sample_parameters&)> sample;
 };
 
 /// All kernels that the plugin asks for. Those that these tests do not use report a violation

@@ -5,6 +5,7 @@
 #include "fake_kernels.hpp"
 #include "kernels/places.hpp"
 #include "kernels/pool.hpp"
+#include "kernels/sample.hpp"
 #include "kernels/score_directions.hpp"
 #include "kernels/score_expected.hpp"
 #include "kernels/score_lag.hpp"
@@ -78,6 +79,12 @@ void add_round_kernels(fake_driver& fake, const kernel_faults& faults) {
                              changing(faults.expected));
     add<transform_parameters>(fake, "kvrt_soften_rows", soften_rows<fake_context>);
     add<transform_parameters>(fake, "kvrt_share_rows", share_rows<fake_context>);
+    add<blend_parameters>(fake, "kvrt_blend_rows", blend_rows<fake_context>,
+                          changing(faults.blend));
+    add<blend_parameters>(fake, "kvrt_mix_redundancy", mix_redundancy<fake_context>,
+                          changing(faults.blend));
+    add<sample_parameters>(fake, "kvrt_sample_scores", sample_scores<fake_context>,
+                           changing(faults.sample));
     const auto change = changing(faults.score);
     const auto product = changing(faults.product);
     add<product_parameters>(fake, "kvrt_weigh_heads", weigh_heads<fake_context>, product);

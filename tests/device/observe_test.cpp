@@ -12,7 +12,7 @@ using namespace kvrt::cuda;
 namespace {
 
 /// Elements, codes, a lane for each head, and a layer that looks at another's cache.
-struct observed_layers : twin_model {
+struct observed_layers : rope_of_tests, twin_model {
     observed_layers() {
         max_observed_sequences = 5;
         add(KV_FORMAT_F16, KV_FORMAT_F16);
@@ -21,6 +21,7 @@ struct observed_layers : twin_model {
         shared.query_heads = 2;
         add(KV_FORMAT_INT8_TOKEN, KV_FORMAT_INT4_TOKEN);
         add(KV_FORMAT_BF16, KV_FORMAT_BF16).flags = KV_LAYER_LANE_PER_HEAD;
+        for (const uint32_t storing : {0u, 2u, 3u}) layers[storing].rope = &rope;
     }
 };
 
@@ -180,6 +181,28 @@ TEST_CASE("rounds on the device go by what attention gave there, as those on the
         policy.pool_width = 3;
         policy.flags = KV_POLICY_POOL_MAX;
     }
+    SUBCASE("SNAPKV, drawn, one set for the heads of a layer") {
+        policy.scorer = KV_SCORER_SNAPKV;
+        policy.window = 8;
+        policy.flags = KV_POLICY_SAMPLE;
+        policy.selection = KV_SELECT_PER_LAYER;
+    }
+    SUBCASE("VASE_ATTENTION") {
+        policy.scorer = KV_SCORER_VASE_ATTENTION;
+        policy.window = 8;
+    }
+    SUBCASE("RKV") { policy.scorer = KV_SCORER_RKV; }
+    SUBCASE("BLEND") { policy.scorer = KV_SCORER_BLEND; }
+    SUBCASE("BLEND, one set for all layers' heads, by shares of its own") {
+        policy.scorer = KV_SCORER_BLEND;
+        policy.selection = KV_SELECT_UNION;
+        policy.decay = 0.4f;
+        policy.prior_share = 0.4f;
+        policy.redundancy = 0.2f;
+        policy.pool_width = 1;
+        pools.head_step = 0.0;
+    }
+    give_moments(pools, {0u, 2u, 3u});
     drive(pools, policy, 13, looks);
     CHECK(pools.differences == 0);
     CHECK(pools.worst_sum < 4e-3);
@@ -236,6 +259,10 @@ TEST_CASE("a round without what it goes by says so, and a captured attention is 
 
 TEST_CASE("what is observed wrongly is found by the comparison with the CPU pool") {
     observing_pools pools;
+    kv_policy policy = policy_of(KV_SCORER_H2O);
+    policy.recent = 16;
+    policy.decay = 0.4f;
+    policy.observe_every = 1;
     uint32_t number = 0;
     SUBCASE("weights of another query head") {
         pools.faults.observe = [&](kernels::observe_parameters& call) {
@@ -257,10 +284,28 @@ TEST_CASE("what is observed wrongly is found by the comparison with the CPU pool
             if (++number == 1) call.sums += 512;
         };
     }
-    kv_policy policy = policy_of(KV_SCORER_H2O);
-    policy.recent = 16;
-    policy.decay = 0.4f;
-    policy.observe_every = 1;
+    SUBCASE("another share of the prior") {
+        policy.scorer = KV_SCORER_BLEND;
+        pools.faults.blend = [&](kernels::blend_parameters& call) {
+            if (++number == 1) call.prior_share = 0.9f;
+        };
+    }
+    SUBCASE("key differences of another head") {
+        policy.scorer = KV_SCORER_BLEND;
+        pools.faults.blend = [&](kernels::blend_parameters& call) {
+            if (++number == 1) call.unlike += call.parts_stride;
+        };
+    }
+    SUBCASE("draws by what other slots score") {
+        policy.scorer = KV_SCORER_SNAPKV;
+        policy.decay = 0.0f;
+        policy.window = 8;
+        policy.flags = KV_POLICY_SAMPLE;
+        pools.faults.sample = [&](kernels::sample_parameters& call) {
+            if (++number == 1) call.scores += 16;
+        };
+    }
+    give_moments(pools, {0u, 2u, 3u});
     drive(pools, policy, 6, true);
     CHECK(number != 0);
     CHECK(pools.differences + pools.host.fake.violations.size() != 0);

@@ -37,9 +37,11 @@ struct rope_of_tests {
     }
 };
 
-/// The same means and covariances of queries in both, for layers_for_rounds.
-inline void give_moments(twin_pools_on& twins) {
-    for (uint32_t layer : {0u, 1u, 3u}) {
+/// The same means and covariances of queries in both; for layers of layers_for_rounds, or others
+/// of 4 query heads with 32 bands.
+inline void give_moments(twin_pools_on& twins,
+                         std::initializer_list<uint32_t> layers = {0u, 1u, 3u}) {
+    for (uint32_t layer : layers) {
         std::vector<float> real(4 * 32), imaginary(4 * 32), magnitude(4 * 32);
         std::normal_distribution<float> normal;
         for (std::size_t i = 0; i < real.size(); ++i) {

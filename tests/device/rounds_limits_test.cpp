@@ -110,13 +110,13 @@ TEST_CASE("what rounds on the device do not do is refused with the policy, by na
     kv_policy policy = policy_of(KV_SCORER_TRIATTENTION);
     const char* name = nullptr;
     SUBCASE("scorers") {
-        policy.scorer = KV_SCORER_RKV;
-        name = "RKV";
+        policy.scorer = KV_SCORER_HOST;
+        name = "HOST";
     }
-    SUBCASE("draws by scores") {
-        policy.scorer = KV_SCORER_VASE_SKETCH;
-        policy.flags = KV_POLICY_SAMPLE;
-        name = "SAMPLE";
+    SUBCASE("redundancy of every key with every other") {
+        policy.scorer = KV_SCORER_RKV;
+        policy.flags = KV_POLICY_EXACT_REDUNDANCY;
+        name = "EXACT_REDUNDANCY";
     }
     SUBCASE("allocators by scores, which would say how many stay") {
         policy.allocator = KV_ALLOCATE_THRESHOLD;

@@ -41,6 +41,13 @@ TEST_CASE("rounds on the device keep what those on the CPU keep, and return the 
         policy.selection = KV_SELECT_PER_LAYER;
     }
     SUBCASE("VASE_SKETCH") { policy = policy_of(KV_SCORER_VASE_SKETCH); }
+    SUBCASE("VASE_SKETCH, drawn, beside the best of two parts of a prompt") {
+        policy = policy_of(KV_SCORER_VASE_SKETCH);
+        policy.flags = KV_POLICY_SAMPLE;
+        policy.prompt_tokens = 40;
+        policy.segments = 2;
+        policy.segment_quota = 3;
+    }
     SUBCASE("EXPECTED_ATTENTION, one set for the heads of a layer") {
         policy = policy_of(KV_SCORER_EXPECTED_ATTENTION);
         policy.selection = KV_SELECT_PER_LAYER;
