@@ -27,11 +27,11 @@
  * Policies and kv_compress: STREAMING, RANDOM, KEY_NORM, TRIATTENTION, KEYDIFF, LAGKV, VASE_SKETCH,
  * EXPECTED_ATTENTION, H2O, SCISSORHANDS, TOVA, SNAPKV, RKV (without EXACT_REDUNDANCY),
  * VASE_ATTENTION and BLEND, with every selection, as docs/device.md says; their rounds are enqueued
- * behind the step, on its stream, and blocks return with it. kv_compress outside of steps goes to a stream of the pool's, or that of an open step,
- * which must not be captured then. The first policy takes device memory for positions and scores,
- * kv_cuda_pool_set_scoring for matrix products. Other policies, allocators by scores (ADAPTIVE,
- * THRESHOLD: only the device would know how many tokens stay), those of layers that seal and
- * KV_POOL_DEBUG are UNSUPPORTED.
+ * behind the step, on its stream, and blocks return with it. kv_compress outside of steps goes to a
+ * stream of the pool's, or that of an open step, which must not be captured then. The first policy
+ * takes device memory for positions and scores, kv_cuda_pool_set_scoring for matrix products. Other
+ * policies, allocators by scores (ADAPTIVE, THRESHOLD: only the device would know how many tokens
+ * stay), those of layers that seal and KV_POOL_DEBUG are UNSUPPORTED.
  *
  * Attention is observed there, as kv_attend enqueues it; while its stream is captured that is
  * UNSUPPORTED, unless KV_ATTEND_NO_STATISTICS leaves it out, so that replayed steps observe
