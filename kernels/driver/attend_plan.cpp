@@ -163,6 +163,18 @@ struct plan_maker {
     }
 };
 
+/// Are the pieces of an item, and all that is listed of it but lengths, as they were?
+bool advances(const kvrt_attend_view& view, const kvrt_attend_sequence& before,
+              const kvrt_attend_sequence& item) {
+    const uint32_t each = attend_piece_slots(item.slots);
+    return before.table == item.table && before.first_row == item.first_row &&
+           before.rows == item.rows && before.explicit_slots == item.explicit_slots &&
+           (before.sealed_slots | item.sealed_slots) == 0 &&
+           (before.kept_rows | item.kept_rows) == 0 && is_few(view, item.rows) &&
+           attend_piece_slots(before.slots) == each &&
+           before.pieces == ceil_divide(item.slots, each);
+}
+
 }  // namespace
 
 void bound_attention(kvrt_attend_bounds& bounds) {
@@ -214,6 +226,31 @@ void plan_attention(kvrt_attend_plan& plan) {
     }
     plan_maker maker{plan};
     for (uint32_t i = 0; i < plan.item_count; ++i) maker.add(plan.items[i]);
+}
+
+bool advance_attention(const kvrt_attend_plan& plan, device_table& table, uint64_t sequences,
+                       uint64_t pieces) {
+    constexpr uint64_t sequence_words = sizeof(kvrt_attend_sequence) / sizeof(uint32_t);
+    constexpr uint64_t piece_words = sizeof(kvrt_attend_piece) / sizeof(uint32_t);
+    constexpr uint64_t end_slot = offsetof(kvrt_attend_piece, end_slot) / sizeof(uint32_t);
+    if (plan.sequence_count != plan.item_count || plan.wave_count != 1) return false;
+    const kvrt_attend_sequence* const before =
+        reinterpret_cast<const kvrt_attend_sequence*>(table.words_at(sequences));
+    for (uint32_t i = 0; i < plan.item_count; ++i) {
+        if (!advances(plan.view, before[i], plan.items[i])) return false;
+    }
+    uint64_t next_piece = pieces;  // of the next item
+    for (uint32_t i = 0; i < plan.item_count; ++i) {
+        kvrt_attend_sequence made = plan.items[i];
+        made.first_partial = before[i].first_partial;
+        made.pieces = before[i].pieces;
+        made.kept = before[i].kept;
+        next_piece += made.pieces * piece_words;
+        table.write(next_piece - piece_words + end_slot, made.slots);
+        table.write(sequences + i * sequence_words, reinterpret_cast<const uint32_t*>(&made),
+                    sequence_words);
+    }
+    return true;
 }
 
 }  // namespace kvrt::cuda

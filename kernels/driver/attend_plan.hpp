@@ -4,10 +4,14 @@
 #pragma once
 
 #include "device/plugin.h"
+#include "driver/table.hpp"
 
 namespace kvrt::cuda {
 
 void bound_attention(kvrt_attend_bounds& bounds);
 void plan_attention(kvrt_attend_plan& plan);
+/// A decode step's lists, mostly: from those of the step before, which lie in the table.
+bool advance_attention(const kvrt_attend_plan& plan, device_table& table, uint64_t sequences,
+                       uint64_t pieces);
 
 }  // namespace kvrt::cuda

@@ -275,6 +275,10 @@ const kvrt_plugin plugin = {
     .kernels = [](const kvrt_device* device) { return device->functions.state(); },
     .bound_attention = [](kvrt_attend_bounds* bounds) { bound_attention(*bounds); },
     .plan_attention = [](kvrt_attend_plan* plan) { plan_attention(*plan); },
+    .advance_attention = [](kvrt_device* device, const kvrt_attend_plan* plan, uint64_t sequences,
+                            uint64_t pieces) -> uint32_t {
+        return advance_attention(*plan, device->table, sequences, pieces) ? 1 : 0;
+    },
     .share_plans = share_plans,
     .create_workspace = create_workspace,
     .create_sums = create_sums,

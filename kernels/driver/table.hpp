@@ -34,6 +34,7 @@ class device_table {
     void write(uint64_t first, const uint32_t* words, uint64_t count);
     void write(uint64_t index, uint32_t word) { write(index, &word, 1); }
     uint32_t read(uint64_t index) const { return image_[index]; }
+    const uint32_t* words_at(uint64_t index) const { return image_.data() + index; }
     /// Something else may have written to [first, first + count): all become -1, with the next
     /// upload on the device too. `first` begins a line.
     void forget(uint64_t first, uint64_t count);

@@ -421,6 +421,11 @@ typedef struct kvrt_plugin {
     kv_status (*kernels)(const kvrt_device* device);
     void (*bound_attention)(kvrt_attend_bounds* bounds);
     void (*plan_attention)(kvrt_attend_plan* plan);
+    /* The same, where the lists of the step before differ only in lengths: those lie in the table,
+     * at words `sequences` and `pieces`, as many as the plan's counts say; 1: they are the plan's
+     * now, and its waves are right. 0: nothing has changed. */
+    uint32_t (*advance_attention)(kvrt_device* device, const kvrt_attend_plan* plan,
+                                  uint64_t sequences, uint64_t pieces);
     /* Copies within the table, and slot mappings, enqueued for an open step: none of the words that
      * are written is read. */
     kv_status (*share_plans)(kvrt_device* device, uint64_t step, const kvrt_share_plans* call);

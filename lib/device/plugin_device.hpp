@@ -67,6 +67,9 @@ class plugin_device final : public device_memory, public step_clock {
     status kernels() const { return told(plugin_->kernels(device_)); }
     void bound_attention(kvrt_attend_bounds& bounds) const { plugin_->bound_attention(&bounds); }
     void plan_attention(kvrt_attend_plan& plan) const { plugin_->plan_attention(&plan); }
+    bool advance_attention(const kvrt_attend_plan& plan, uint64_t sequences, uint64_t pieces) {
+        return plugin_->advance_attention(device_, &plan, sequences, pieces) != 0;
+    }
     status share_plans(uint64_t step, const kvrt_share_plans& call) {
         return told(plugin_->share_plans(device_, step, &call));
     }

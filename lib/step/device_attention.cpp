@@ -198,8 +198,7 @@ status device_attention::create(step_context& context) {
         workspace_floats * sizeof(float) + kept_entries * kept_entry_bytes, &workspace);
 }
 
-void device_attention::plan_view(const step& target, uint32_t index) {
-    plugin_device& device = target.context->store->device;
+void device_attention::list_items(const step& target, uint32_t index) {
     const uint32_t block_tokens = target.context->store->model.block_tokens;
     const view& of = views[index];
     const uint32_t* const kept_rows =
@@ -220,6 +219,38 @@ void device_attention::plan_view(const step& target, uint32_t index) {
         made.sealed_slots = std::min(state.sealed_blocks * block_tokens, made.slots);
         if (of.most_kept != 0) made.kept_rows = kept_rows[i];
     }
+}
+
+/// A step of the same sequences as the one before in this place, each a few slots longer, has the
+/// same lists but for lengths. Where they are not just that, nothing has happened.
+bool device_attention::advance_view(const step& target, uint32_t index) {
+    const view& of = views[index];
+    view_plan& last = planned[uint64_t{target.place} * view_count + index];
+    const auto lies_there = [](const plan_part& part, uint64_t words) {
+        return !part.copied && part.reach == words;
+    };
+    if (last.sequences != target.item_count || last.kept_parts != 0 ||
+        !lies_there(last.sequence_part, last.sequences * sequence_words) ||
+        !lies_there(last.piece_parts[0], last.pieces[0] * piece_words) ||
+        !lies_there(last.row_piece_parts[0], 0) || last.piece_parts[1].reach != 0 ||
+        last.row_piece_parts[1].reach != 0) {
+        return false;
+    }
+    kvrt_attend_plan plan = {};
+    plan.view = of.look;
+    plan.items = listed_items.data();
+    plan.item_count = target.item_count;
+    plan.sequence_count = last.sequences;
+    plan.wave_count = last.waves;
+    const uint64_t begin = first_word + target.place * place_words + of.first_word;
+    return target.context->store->device.advance_attention(plan, begin, begin + of.pieces[0]);
+}
+
+void device_attention::plan_view(const step& target, uint32_t index) {
+    list_items(target, index);
+    if (advance_view(target, index)) return;
+    plugin_device& device = target.context->store->device;
+    const view& of = views[index];
     kvrt_attend_plan plan = {};
     plan.view = of.look;
     plan.items = listed_items.data();

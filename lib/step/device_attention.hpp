@@ -76,6 +76,8 @@ struct device_attention {
     void find_views(const step_context& context);
     void measure_kept(const step_context& context);
     void measure_view(const step_context& context, view& made, uint64_t& words);
+    void list_items(const step& target, uint32_t index);
+    bool advance_view(const step& target, uint32_t index);
     void plan_view(const step& target, uint32_t index);
     void copy_view(const step& target, uint32_t index, uint32_t from);
     uint32_t leading_view(const device_shares& shares, uint32_t index) const;

@@ -11,6 +11,7 @@
 #include <utility>
 #include <vector>
 
+#include "fake_driver.hpp"
 #include "kernels/attend_rows.hpp"
 
 using namespace kvrt::cuda;
@@ -264,4 +265,113 @@ TEST_CASE("plans of attention: what is many, what is written at once, what is a 
     CHECK(waves.plan.wave_count == 2);
     CHECK(waves.waves[0].sequences == 1);
     CHECK(waves.waves[1].pieces[0] == 5);
+}
+
+namespace {
+
+/// A step's lists in a table on the fake driver, where the next step finds them.
+struct listed_plan {
+    static constexpr uint64_t sequences = 0, pieces = 1024, words = 8192;
+
+    fake_driver fake;
+    kvrt::host_allocator allocator;
+    device_context device;
+    device_table table;
+
+    listed_plan() {
+        REQUIRE(device.open(fake.table(), 0) == kvrt::KV_OK);
+        REQUIRE(table.create(device, allocator, words, nullptr) == kvrt::KV_OK);
+    }
+    void list(const made_plan& made) {
+        write(sequences, made.sequences, made.plan.sequence_count);
+        write(pieces, made.pieces[0], made.plan.piece_count[0]);
+    }
+    template <class entry>
+    void write(uint64_t first, const std::vector<entry>& entries, uint32_t count) {
+        table.write(first, reinterpret_cast<const uint32_t*>(entries.data()),
+                    count * sizeof(entry) / sizeof(uint32_t));
+    }
+    std::vector<uint32_t> all() const {
+        return std::vector<uint32_t>(table.words_at(0), table.words_at(0) + words);
+    }
+    /// From the lists of `before`, with nothing but the items of `next`.
+    bool advance(const made_plan& before, const made_plan& next) {
+        kvrt_attend_plan plan = before.plan;
+        plan.items = next.items.data();
+        plan.item_count = next.plan.item_count;
+        plan.sequences = nullptr;
+        plan.pieces[0] = plan.pieces[1] = nullptr;
+        return advance_attention(plan, table, sequences, pieces);
+    }
+};
+
+}  // namespace
+
+TEST_CASE("plans of attention: a decode step's lists are those of the step before, with lengths") {
+    std::mt19937 random(11);
+    const auto below = [&](uint32_t end) { return static_cast<uint32_t>(random() % end); };
+    uint32_t advanced = 0, refused = 0;
+    for (uint32_t round = 0; round < 400; ++round) {
+        kvrt_attend_view view = {1 + below(8), 0, 0, 0};
+        if (round % 3 == 1) {
+            view.window = 1 + below(900);
+            view.window_sinks = below(100);
+        }
+        std::vector<item_shape> shapes;
+        for (uint32_t i = 1 + below(6); i > 0; --i) {
+            const uint32_t rows = 1 + below(round % 4 == 0 ? 4 : 1);
+            shapes.push_back({rows, rows + below(below(9) == 0 ? 40000 : 2000), 0});
+        }
+        const made_plan before(view, shapes);
+        listed_plan lists;
+        lists.list(before);
+        bool same_pieces = before.plan.row_piece_count[0] == 0;
+        for (item_shape& each : shapes) {
+            const uint32_t old_slots = each.slots;
+            each.slots += below(round % 5 == 0 ? 300 : 3);
+            same_pieces = same_pieces && kernels::attend_piece_slots(old_slots) ==
+                                             kernels::attend_piece_slots(each.slots);
+            const uint32_t piece = kernels::attend_piece_slots(each.slots);
+            same_pieces = same_pieces && (old_slots - 1) / piece == (each.slots - 1) / piece;
+        }
+        const made_plan next(view, shapes);
+        const std::vector<uint32_t> untouched = lists.all();
+        const bool advances = lists.advance(before, next);
+        CHECK(advances == same_pieces);
+        ++(advances ? advanced : refused);
+        if (advances) {
+            listed_plan wanted;
+            wanted.list(next);
+            CHECK(lists.all() == wanted.all());
+            CHECK(next.waves[0].pieces[0] == before.waves[0].pieces[0]);
+        } else {
+            CHECK(lists.all() == untouched);
+        }
+    }
+    CHECK(advanced > 100);
+    CHECK(refused > 50);
+}
+
+TEST_CASE("plans of attention: what is not only longer is listed anew") {
+    const kvrt_attend_view view = {4, 0, 0, 0}, sealed_view = {4, 0, 0, 1};
+    const auto advances = [](const kvrt_attend_view& look, const std::vector<item_shape>& from,
+                             const std::vector<item_shape>& to, uint64_t most_partials = 0) {
+        const made_plan before(look, from, most_partials, 1000), next(look, to, 0, 1000);
+        listed_plan lists;
+        lists.list(before);
+        return lists.advance(before, next);
+    };
+    CHECK(advances(view, {{1, 100, 0}, {1, 300, 0}}, {{1, 101, 0}, {1, 301, 0}}));
+    CHECK(!advances(view, {{1, 100, 0}, {1, 300, 0}}, {{1, 101, 0}}));
+    CHECK(!advances(view, {{1, 100, 0}}, {{1, 101, 0}, {1, 101, 0}}));
+    CHECK(!advances(view, {{1, 100, 0}}, {{2, 102, 0}}));
+    CHECK(!advances(view, {{5, 100, 0}}, {{5, 105, 0}}));  // as a prompt's rows
+    CHECK(!advances(view, {{1, 256, 0}}, {{1, 257, 0}}));
+    CHECK(!advances(view, {{1, 257, 0}}, {{1, 256, 0}}));
+    CHECK(!advances(sealed_view, {{1, 100, 64}}, {{1, 101, 64}}));
+    CHECK(!advances(sealed_view, {{1, 100, 0}}, {{1, 101, 64}}));
+    CHECK(advances(sealed_view, {{1, 100, 0}}, {{1, 101, 0}}));
+    CHECK(!advances(view, {{1, 100, 0, 1}}, {{1, 101, 0, 1}}));  // weights are kept
+    CHECK(!advances(view, {{1, 100, 0}}, {{1, 101, 0, 1}}));
+    CHECK(!advances(view, {{1, 1000, 0}, {1, 900, 0}}, {{1, 1001, 0}, {1, 901, 0}}, 6));  // waves
 }
