@@ -36,7 +36,7 @@ struct attend_sequence {
 };
 
 /// Slots [first_slot, end_slot) of a sequence; first_slot is a multiple of 16, and end_slot is, or
-/// is the sequence's last. `sequence` may be no_sequence: nothing is to be done.
+/// is the sequence's last, or lies beyond. `sequence` may be no_sequence: nothing is to be done.
 struct attend_piece {
     uint32_t sequence;
     uint32_t first_slot;

@@ -95,7 +95,9 @@ struct plan_maker {
         uint32_t to = plan.sequences[index].first_partial;
         for (uint32_t slot = 0; slot < what.slots; to += what.rows) {
             const uint32_t kind = slot < sealed ? 1 : 0;
-            const uint32_t end = std::min(slot + each, kind == 1 ? sealed : what.slots);
+            // The last one may reach beyond the sequence, where nothing is seen: so it stays what
+            // it is while the sequence grows.
+            const uint32_t end = kind == 1 ? std::min(slot + each, sealed) : slot + each;
             plan.pieces[kind][plan.piece_count[kind]++] = {index, slot, end, to};
             ++wave.pieces[kind];
             slot = end;
@@ -228,25 +230,19 @@ void plan_attention(kvrt_attend_plan& plan) {
     for (uint32_t i = 0; i < plan.item_count; ++i) maker.add(plan.items[i]);
 }
 
-bool advance_attention(const kvrt_attend_plan& plan, device_table& table, uint64_t sequences,
-                       uint64_t pieces) {
+bool advance_attention(const kvrt_attend_plan& plan, device_table& table, uint64_t sequences) {
     constexpr uint64_t sequence_words = sizeof(kvrt_attend_sequence) / sizeof(uint32_t);
-    constexpr uint64_t piece_words = sizeof(kvrt_attend_piece) / sizeof(uint32_t);
-    constexpr uint64_t end_slot = offsetof(kvrt_attend_piece, end_slot) / sizeof(uint32_t);
     if (plan.sequence_count != plan.item_count || plan.wave_count != 1) return false;
     const kvrt_attend_sequence* const before =
         reinterpret_cast<const kvrt_attend_sequence*>(table.words_at(sequences));
     for (uint32_t i = 0; i < plan.item_count; ++i) {
         if (!advances(plan.view, before[i], plan.items[i])) return false;
     }
-    uint64_t next_piece = pieces;  // of the next item
     for (uint32_t i = 0; i < plan.item_count; ++i) {
         kvrt_attend_sequence made = plan.items[i];
         made.first_partial = before[i].first_partial;
         made.pieces = before[i].pieces;
         made.kept = before[i].kept;
-        next_piece += made.pieces * piece_words;
-        table.write(next_piece - piece_words + end_slot, made.slots);
         table.write(sequences + i * sequence_words, reinterpret_cast<const uint32_t*>(&made),
                     sequence_words);
     }

@@ -11,7 +11,6 @@ namespace kvrt::cuda {
 void bound_attention(kvrt_attend_bounds& bounds);
 void plan_attention(kvrt_attend_plan& plan);
 /// A decode step's lists, mostly: from those of the step before, which lie in the table.
-bool advance_attention(const kvrt_attend_plan& plan, device_table& table, uint64_t sequences,
-                       uint64_t pieces);
+bool advance_attention(const kvrt_attend_plan& plan, device_table& table, uint64_t sequences);
 
 }  // namespace kvrt::cuda

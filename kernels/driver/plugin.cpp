@@ -111,12 +111,13 @@ kv_status copy(kvrt_device* device, uint64_t step, uint64_t target, uint64_t sou
 }
 
 kv_status create_table(kvrt_device* device, uint64_t words, uint64_t staging_bytes,
-                       void** out_address) {
+                       void** out_address, const uint32_t** out_image) {
     KVRT_TRY(device->staging.create(device->context, staging_bytes));
     // Without the kernel, every run of lines is a copy.
     KVRT_TRY(device->table.create(device->context, device->allocator, words,
                                   device->functions.spread().handle));
     *out_address = reinterpret_cast<void*>(device->table.address());
+    *out_image = device->table.words_at(0);
     return KV_OK;
 }
 
@@ -275,10 +276,8 @@ const kvrt_plugin plugin = {
     .kernels = [](const kvrt_device* device) { return device->functions.state(); },
     .bound_attention = [](kvrt_attend_bounds* bounds) { bound_attention(*bounds); },
     .plan_attention = [](kvrt_attend_plan* plan) { plan_attention(*plan); },
-    .advance_attention = [](kvrt_device* device, const kvrt_attend_plan* plan, uint64_t sequences,
-                            uint64_t pieces) -> uint32_t {
-        return advance_attention(*plan, device->table, sequences, pieces) ? 1 : 0;
-    },
+    .advance_attention = [](kvrt_device* device, const kvrt_attend_plan* plan, uint64_t sequences)
+        -> uint32_t { return advance_attention(*plan, device->table, sequences) ? 1 : 0; },
     .share_plans = share_plans,
     .create_workspace = create_workspace,
     .create_sums = create_sums,

@@ -411,7 +411,7 @@ typedef struct kvrt_plugin {
      * last upload. AGAIN: there is no room for all of it in `staging_bytes` of pinned memory until
      * the device has read what is on its way; a later call goes on from there. */
     kv_status (*create_table)(kvrt_device* device, uint64_t words, uint64_t staging_bytes,
-                              void** out_address);
+                              void** out_address, const uint32_t** out_image);
     void (*write_table)(kvrt_device* device, uint64_t first, const uint32_t* words, uint64_t count);
     /* The device may have other words there than the image: all become -1 with the next upload. */
     void (*forget_table)(kvrt_device* device, uint64_t first, uint64_t count);
@@ -421,11 +421,11 @@ typedef struct kvrt_plugin {
     kv_status (*kernels)(const kvrt_device* device);
     void (*bound_attention)(kvrt_attend_bounds* bounds);
     void (*plan_attention)(kvrt_attend_plan* plan);
-    /* The same, where the lists of the step before differ only in lengths: those lie in the table,
-     * at words `sequences` and `pieces`, as many as the plan's counts say; 1: they are the plan's
-     * now, and its waves are right. 0: nothing has changed. */
+    /* The same, where the lists of the step before differ only in sequences' lengths: those lie in
+     * the table, at word `sequences`, as many as the plan's counts say. 1: they are the plan's now,
+     * its pieces and waves as they were. 0: nothing has changed. */
     uint32_t (*advance_attention)(kvrt_device* device, const kvrt_attend_plan* plan,
-                                  uint64_t sequences, uint64_t pieces);
+                                  uint64_t sequences);
     /* Copies within the table, and slot mappings, enqueued for an open step: none of the words that
      * are written is read. */
     kv_status (*share_plans)(kvrt_device* device, uint64_t step, const kvrt_share_plans* call);

@@ -177,10 +177,10 @@ status plugin_device::copy(uint64_t step, uint64_t target, uint64_t source, uint
     return told(plugin_->copy(device_, step, target, source, bytes));
 }
 
-status plugin_device::create_table(uint64_t words, uint64_t staging_bytes,
-                                   std::byte** out_address) {
+status plugin_device::create_table(uint64_t words, uint64_t staging_bytes, std::byte** out_address,
+                                   const uint32_t** out_image) {
     void* address = nullptr;
-    KVRT_TRY(told(plugin_->create_table(device_, words, staging_bytes, &address)));
+    KVRT_TRY(told(plugin_->create_table(device_, words, staging_bytes, &address, out_image)));
     *out_address = static_cast<std::byte*>(address);
     return KV_OK;
 }

@@ -54,7 +54,8 @@ class plugin_device final : public device_memory, public step_clock {
     bool passed(uint64_t step) const override;
     status copy(uint64_t step, uint64_t target, uint64_t source, uint64_t bytes);
 
-    status create_table(uint64_t words, uint64_t staging_bytes, std::byte** out_address);
+    status create_table(uint64_t words, uint64_t staging_bytes, std::byte** out_address,
+                        const uint32_t** out_image);
     void write_table(uint64_t first, const uint32_t* words, uint64_t count) {
         plugin_->write_table(device_, first, words, count);
     }
@@ -67,8 +68,8 @@ class plugin_device final : public device_memory, public step_clock {
     status kernels() const { return told(plugin_->kernels(device_)); }
     void bound_attention(kvrt_attend_bounds& bounds) const { plugin_->bound_attention(&bounds); }
     void plan_attention(kvrt_attend_plan& plan) const { plugin_->plan_attention(&plan); }
-    bool advance_attention(const kvrt_attend_plan& plan, uint64_t sequences, uint64_t pieces) {
-        return plugin_->advance_attention(device_, &plan, sequences, pieces) != 0;
+    bool advance_attention(const kvrt_attend_plan& plan, uint64_t sequences) {
+        return plugin_->advance_attention(device_, &plan, sequences) != 0;
     }
     status share_plans(uint64_t step, const kvrt_share_plans& call) {
         return told(plugin_->share_plans(device_, step, &call));

@@ -243,7 +243,7 @@ bool device_attention::advance_view(const step& target, uint32_t index) {
     plan.sequence_count = last.sequences;
     plan.wave_count = last.waves;
     const uint64_t begin = first_word + target.place * place_words + of.first_word;
-    return target.context->store->device.advance_attention(plan, begin, begin + of.pieces[0]);
+    return target.context->store->device.advance_attention(plan, begin);
 }
 
 void device_attention::plan_view(const step& target, uint32_t index) {

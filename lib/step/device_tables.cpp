@@ -45,7 +45,7 @@ status device_tables::create(step_context& context, uint32_t places) {
     KVRT_TRY(row_scratch.allocate(
         allocator, std::max<uint64_t>({stride, items + 1, 2 * uint64_t{tokens}}), "device tables"));
     const uint64_t staging = std::clamp(words * sizeof(uint32_t), least_staging, most_staging);
-    KVRT_TRY(store.device.create_table(words, staging, &address));
+    KVRT_TRY(store.device.create_table(words, staging, &address, &image));
     KVRT_TRY(context.verbs.create(context));
     return context.rounds.create(context);
 }
@@ -93,11 +93,19 @@ void device_tables::plan_blocks(const step& target, uint32_t item_index) {
     plugin_device& device = target.context->store->device;
     const step_item& item = target.arrays->items[item_index];
     uint32_t* const words = row_scratch.data();
+    uint32_t* const filled_here =
+        filled.data() + (uint64_t{target.place} * items + item_index) * lanes;
+    // Lanes' rows are far from each other: where they grow comes into the caches all at once.
+    for (uint32_t lane = 0; lane < lanes; ++lane) {
+        __builtin_prefetch(image + parts_of(target.place, lane).block_table +
+                               uint64_t{item_index} * stride + filled_here[lane],
+                           1);
+    }
     for (uint32_t lane = 0; lane < lanes; ++lane) {
         const lane_state& state = item.owner->lanes[lane];
         const uint64_t table = parts_of(target.place, lane).block_table;
         const int shift = id_shifts[lane];
-        uint32_t& before = filled[(uint64_t{target.place} * items + item_index) * lanes + lane];
+        uint32_t& before = filled_here[lane];
         const uint32_t blocks = store.model.blocks_for(state.slots + item.rows);
         const uint32_t first = work[item_index] == row_work::append ? before : 0;
         const uint32_t end = std::max(blocks, before);

@@ -36,6 +36,7 @@ struct device_tables {
     uint32_t stride = 0;  ///< of block_table rows
     uint32_t items = 0, tokens = 0, lanes = 0;
     std::byte* address = nullptr;      ///< of the device
+    const uint32_t* image = nullptr;   ///< the same words on the host, as they are to be there
     host_array<row_source> sources;    ///< [places][items]
     host_array<row_work> work;         ///< [items], of the step at hand
     host_array<uint32_t> filled;       ///< [places][items][lanes]: blocks in the table's row

@@ -88,16 +88,19 @@ status judge_items(const step& target, uint64_t* needed, kv_reserve_report& repo
     report.items_that_fit = 0;
     for (uint32_t i = 0; i < target.item_count; ++i) {
         const step_item& item = target.arrays->items[i];
-        uint64_t mine[max_block_classes] = {};
-        const bool takes_nothing = item.rows <= item.owner->room;
-        status verdict = takes_nothing ? check_position(item) : count_item(store, item, mine);
-        for (uint32_t c = 0; c < store.blocks.class_count(); ++c) {
-            needed[c] += mine[c];
-            mine[c] += fitting[c];
+        status verdict;
+        if (item.rows <= item.owner->room) {  // it takes nothing, as most do
+            verdict = check_position(item);
+        } else {
+            uint64_t mine[max_block_classes] = {};
+            verdict = count_item(store, item, mine);
+            for (uint32_t c = 0; c < store.blocks.class_count(); ++c) {
+                needed[c] += mine[c];
+                mine[c] += fitting[c];
+            }
+            if (verdict == KV_OK && !store.blocks.can_allocate(mine, false)) verdict = KV_AGAIN;
+            if (verdict == KV_OK) std::copy(mine, mine + max_block_classes, fitting);
         }
-        if (verdict == KV_OK && !takes_nothing && !store.blocks.can_allocate(mine, false))
-            verdict = KV_AGAIN;
-        if (verdict == KV_OK) std::copy(mine, mine + max_block_classes, fitting);
         if (report.item_statuses != nullptr && i < report.item_status_capacity) {
             report.item_statuses[i] = verdict;
         }
@@ -141,6 +144,15 @@ bool copy_tail_positions(const step& target, const sequence& owner, uint32_t lan
     const position_store positions = target.context->rounds.positions_of(*target.context, lane);
     return store.device.copy_words(target.number, positions.of(copy, 0), positions.of(source, 0),
                                    geometry.kv_heads * store.model.block_tokens) >= 0;
+}
+
+/// The ends of a sequence's tables are far from each other, and from all that is in the processor's
+/// caches: they come all at once, instead of one by one.
+void touch_tables(const sequence& owner, uint32_t lanes) {
+    for (uint32_t lane = 0; lane < lanes; ++lane) {
+        const lane_state& state = owner.lanes[lane];
+        __builtin_prefetch(state.table + state.blocks, 1);
+    }
 }
 
 /// False when the device has failed, or has no memory behind a free slab.
@@ -201,7 +213,7 @@ status step_reserve(step& target, kv_reserve_report& report) {
         KVRT_TRY(target.context->seals.seal_late(target));
         KVRT_TRY(target.context->seals.relieve_pressure(target));
     }
-    for (uint32_t i = 0; i < target.item_count; ++i) {
+    for (uint32_t i = 0; store.any_seals && i < target.item_count; ++i) {
         target.demoted.add(seal_blocks(store, *target.arrays->items[i].owner));
     }
     uint64_t needed[max_block_classes] = {};
@@ -222,7 +234,10 @@ status step_reserve(step& target, kv_reserve_report& report) {
         item.fence_before = item.owner->last_fence;
         item.owner->last_fence = target.number;
         item.grew = item.rows > item.owner->room;
-        if (item.grew) ++item.owner->table_growths;
+        if (item.grew) {
+            ++item.owner->table_growths;
+            touch_tables(*item.owner, lanes);
+        }
         for (uint32_t lane = 0; item.grew && lane < lanes; ++lane) {
             if (grow_lane(target, i, lane)) continue;
             const std::string reason = message_buffer();

@@ -108,8 +108,10 @@ void check_plan(const made_plan& made) {
                 made.wave_of(i, &kvrt_attend_wave::first_piece, &kvrt_attend_wave::pieces, kind);
             const uint32_t vectors = made.sequences[each.sequence].rows * group;
             CHECK(vectors <= kernels::query_rows);
-            all.push_back({wave, kind, each.sequence, 0, vectors, each.first_slot, each.end_slot,
-                           each.partial});
+            // The last one may reach beyond the sequence.
+            const uint32_t end = std::min(each.end_slot, made.sequences[each.sequence].slots);
+            all.push_back(
+                {wave, kind, each.sequence, 0, vectors, each.first_slot, end, each.partial});
         }
         for (uint32_t i = 0; i < plan.row_piece_count[kind]; ++i) {
             const kvrt_rows_piece& each = made.row_pieces[kind][i];
@@ -301,7 +303,7 @@ struct listed_plan {
         plan.item_count = next.plan.item_count;
         plan.sequences = nullptr;
         plan.pieces[0] = plan.pieces[1] = nullptr;
-        return advance_attention(plan, table, sequences, pieces);
+        return advance_attention(plan, table, sequences);
     }
 };
 
