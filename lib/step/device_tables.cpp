@@ -87,6 +87,14 @@ void device_tables::plan_rows(const step& target) {
     }
 }
 
+void device_tables::touch_rows(uint32_t place, uint32_t item_index) const {
+    const uint64_t row = uint64_t{place} * items + item_index;
+    for (uint32_t lane = 0; lane < lanes; ++lane) {
+        const uint64_t table = parts_of(place, lane).block_table + uint64_t{item_index} * stride;
+        __builtin_prefetch(image + table + filled[row * lanes + lane], 1);
+    }
+}
+
 /// Of an item whose tables have changed.
 void device_tables::plan_blocks(const step& target, uint32_t item_index) {
     const cache& store = *target.context->store;
@@ -95,12 +103,6 @@ void device_tables::plan_blocks(const step& target, uint32_t item_index) {
     uint32_t* const words = row_scratch.data();
     uint32_t* const filled_here =
         filled.data() + (uint64_t{target.place} * items + item_index) * lanes;
-    // Lanes' rows are far from each other: where they grow comes into the caches all at once.
-    for (uint32_t lane = 0; lane < lanes; ++lane) {
-        __builtin_prefetch(image + parts_of(target.place, lane).block_table +
-                               uint64_t{item_index} * stride + filled_here[lane],
-                           1);
-    }
     for (uint32_t lane = 0; lane < lanes; ++lane) {
         const lane_state& state = item.owner->lanes[lane];
         const uint64_t table = parts_of(target.place, lane).block_table;

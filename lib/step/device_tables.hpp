@@ -52,6 +52,9 @@ struct device_tables {
     /// What the step's kernels will read of it. AGAIN: the device must catch up with uploads first.
     status plan(const step& target);
 
+    /// Where plan will put blocks of an item comes into the processor's caches meanwhile.
+    void touch_rows(uint32_t place, uint32_t item_index) const;
+
     lane_parts parts_of(uint32_t place, uint32_t lane) const {
         const uint64_t begin = place * place_words + first_lane + lane * lane_words;
         const uint64_t mapping = begin + round_up<uint64_t>(items, line_words);

@@ -19,16 +19,26 @@ struct lane_need {
     uint32_t seal_blocks = 0;  ///< into which full ones are sealed at the step's end
 };
 
-lane_need need_of(const cache& store, const step_item& item, uint32_t lane) {
+void find_need(const cache& store, const step_item& item, uint32_t lane, lane_need& need) {
     const lane_state& state = item.owner->lanes[lane];
-    lane_need need;
     need.new_blocks = store.model.blocks_for(state.slots + item.rows) - state.blocks;
     const bool has_tail = state.slots % store.model.block_tokens != 0;
     need.open_tail = has_tail && state.sealed_blocks == state.blocks;
     need.copy_tail =
         need.open_tail || (has_tail && store.blocks.references(state.table[state.blocks - 1]) > 1);
-    need.seal_blocks = blocks_to_seal(store, state, lane, state.slots + item.rows);
-    return need;
+    need.seal_blocks =
+        store.any_seals ? blocks_to_seal(store, state, lane, state.slots + item.rows) : 0;
+}
+
+/// The ends of a sequence's tables are far from each other, and from all that is in the processor's
+/// caches: they come all at once, before they are wanted.
+void touch_tables(const step& target, uint32_t item_index) {
+    const sequence& owner = *target.arrays->items[item_index].owner;
+    for (uint32_t lane = 0; lane < target.context->store->model.lanes.size(); ++lane) {
+        const lane_state& state = owner.lanes[lane];
+        __builtin_prefetch(state.table + state.blocks, 1);
+    }
+    if (target.has_stream) target.context->tables.touch_rows(target.place, item_index);
 }
 
 status check_position(const step_item& item) {
@@ -50,7 +60,8 @@ status count_item(const cache& store, const step_item& item, uint64_t* needed) {
         }
         const lane_geometry& geometry = store.model.lanes[lane];
         const lane_state& state = item.owner->lanes[lane];
-        const lane_need need = need_of(store, item, lane);
+        lane_need need;
+        find_need(store, item, lane, need);
         needed[geometry.class_index] += need.new_blocks + (need.copy_tail ? 1 : 0);
         needed[geometry.sealed_class_index] += need.seal_blocks;
         // Others may stop to read a tail, so that it needs no copy.
@@ -92,6 +103,7 @@ status judge_items(const step& target, uint64_t* needed, kv_reserve_report& repo
         if (item.rows <= item.owner->room) {  // it takes nothing, as most do
             verdict = check_position(item);
         } else {
+            touch_tables(target, i);
             uint64_t mine[max_block_classes] = {};
             verdict = count_item(store, item, mine);
             for (uint32_t c = 0; c < store.blocks.class_count(); ++c) {
@@ -146,15 +158,6 @@ bool copy_tail_positions(const step& target, const sequence& owner, uint32_t lan
                                    geometry.kv_heads * store.model.block_tokens) >= 0;
 }
 
-/// The ends of a sequence's tables are far from each other, and from all that is in the processor's
-/// caches: they come all at once, instead of one by one.
-void touch_tables(const sequence& owner, uint32_t lanes) {
-    for (uint32_t lane = 0; lane < lanes; ++lane) {
-        const lane_state& state = owner.lanes[lane];
-        __builtin_prefetch(state.table + state.blocks, 1);
-    }
-}
-
 /// False when the device has failed, or has no memory behind a free slab.
 bool grow_lane(step& target, uint32_t item_index, uint32_t lane) {
     cache& store = *target.context->store;
@@ -162,7 +165,8 @@ bool grow_lane(step& target, uint32_t item_index, uint32_t lane) {
     const lane_geometry& geometry = store.model.lanes[lane];
     lane_state& state = item.owner->lanes[lane];
     lane_undo& undo = target.arrays->undo[item_index * store.model.lanes.size() + lane];
-    const lane_need need = need_of(store, item, lane);
+    lane_need need;
+    find_need(store, item, lane, need);
     undo = {state.blocks, state.sealed_blocks, state.opened_slots, need.seal_blocks, no_block};
     store.blocks.promise(geometry.sealed_class_index, need.seal_blocks);
     if (need.copy_tail) {
@@ -234,10 +238,7 @@ status step_reserve(step& target, kv_reserve_report& report) {
         item.fence_before = item.owner->last_fence;
         item.owner->last_fence = target.number;
         item.grew = item.rows > item.owner->room;
-        if (item.grew) {
-            ++item.owner->table_growths;
-            touch_tables(*item.owner, lanes);
-        }
+        if (item.grew) ++item.owner->table_growths;
         for (uint32_t lane = 0; item.grew && lane < lanes; ++lane) {
             if (grow_lane(target, i, lane)) continue;
             const std::string reason = message_buffer();
