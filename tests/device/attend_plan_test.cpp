@@ -281,8 +281,8 @@ struct listed_plan {
     device_table table;
 
     listed_plan() {
-        REQUIRE(device.open(fake.table(), 0) == kvrt::KV_OK);
-        REQUIRE(table.create(device, allocator, words, nullptr) == kvrt::KV_OK);
+        REQUIRE(device.open(fake.table(), 0) == KV_OK);
+        REQUIRE(table.create(device, allocator, words, nullptr) == KV_OK);
     }
     void list(const made_plan& made) {
         write(sequences, made.sequences, made.plan.sequence_count);
