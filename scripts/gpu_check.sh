@@ -1,7 +1,8 @@
 #!/usr/bin/env bash
 # Everything that only a GPU can show, in at most 8 minutes: tests of pools on it against pools on
-# the CPU, compute-sanitizer on short ones, what a fault looks like, and benchmarks; one table in
-# Markdown.
+# the CPU, what a fault looks like, benchmarks, others' attention at the same shapes where PyTorch or
+# FlashInfer is installed, and compute-sanitizer on short tests; one table in Markdown, and all that
+# was printed in a .log beside it.
 #
 #   scripts/gpu_check.sh --bundle                   on any machine: builds what is needed into
 #                                                   build/gpu (30 MB): no GPU, but nvcc
@@ -14,7 +15,8 @@
 # has to run programs of the first one: the same processor architecture, and a C and C++ library that
 # are not older. --quick runs a short test and small benchmarks, to try the script itself.
 #
-# Exit status: 0 all is well, 1 something failed, 2 wrong arguments, 3 there is no GPU here.
+# Exit status: 0 all is well (targets that are missed are in the table, and no failure), 1 something
+# failed, 2 wrong arguments, 3 there is no GPU here.
 set -uo pipefail
 cd "$(dirname "$0")/.."
 
@@ -71,27 +73,47 @@ for program in "${programs[@]}"; do
         exit 1
     fi
 done
-device=$("$folder/test_gpu" --device)
+# Seconds from here on: parts get what is left of it, and at most their own limits, which add up to
+# no more.
+readonly all_of_it=470
+SECONDS=0
+device=$(timeout -k 5 30 "$folder/test_gpu" --device)
 status=$?
 if ((status != 0)); then
-    # The program has said why.
+    # The program has said why, if it came to that.
+    ((status != 124)) || echo "the driver gives no answer in 30 s" >&2
     exit "$status"
 fi
 
 log=$(mktemp)
-trap 'rm -f "$log"' EXIT
+lines=$(mktemp)
+trap 'rm -f "$log" "$lines"' EXIT
 mkdir -p "$(dirname "$table")"
+full_log="${table%.md}.log"
+: >"$full_log"
 checks=()
 failed=0
 
-# check NAME SECONDS COMMAND...: its output to the terminal, its outcome to the table.
+skip() { checks+=("| $1 | not run: $2 | |"); }
+
+# check NAME SECONDS COMMAND...: its output to the terminal and the log, its outcome to the table.
 check() {
     local name=$1 seconds=$2 start=$SECONDS outcome
     shift 2
-    echo "== $name" >&2
-    timeout "$seconds" "$@" >"$log" 2>&1
+    local left=$((all_of_it - SECONDS))
+    if ((left < 1)); then
+        skip "$name" "no time is left of $all_of_it s"
+        failed=1
+        : >"$log"
+        return
+    fi
+    ((seconds <= left)) || seconds=$left
+    echo "== $name" | tee -a "$full_log" >&2
+    timeout -k 5 "$seconds" "$@" >"$log" 2>&1
     local status=$?
-    cat "$log" >&2
+    # 137: it had to be killed, or somebody else has.
+    ((status == 137 && SECONDS - start >= seconds)) && status=124
+    tee -a "$full_log" <"$log" >&2
     case $status in
         0) outcome=passed ;;
         124) outcome="stopped after $seconds s" ;;
@@ -116,47 +138,61 @@ find_sanitizer() {
 }
 
 check "device tests" 150 "$folder/test_gpu" "${selected[@]}"
-check "a fault is told, and told again" 30 "$folder/test_gpu" --fault
+check "a fault is told, and told again" 20 "$folder/test_gpu" --fault
+check "benchmarks" 110 "$folder/bench_gpu" "${quick[@]}"
+cp "$log" "$lines"
+if command -v python3 >/dev/null; then
+    check "others at the same shapes" 60 python3 bench/gpu_peers.py "$lines"
+    cat "$log" >>"$lines"
+else
+    skip "others at the same shapes" "there is no python3 on this machine"
+fi
 sanitizer=$(find_sanitizer)
 for tool in memcheck racecheck; do
     if [[ -n "$sanitizer" ]]; then
-        check "compute-sanitizer $tool" 75 "$sanitizer" --tool "$tool" --error-exitcode 9 \
+        check "compute-sanitizer $tool" 65 "$sanitizer" --tool "$tool" --error-exitcode 9 \
             "$folder/test_gpu" --test-case="short*"
     else
-        checks+=("| compute-sanitizer $tool | not run: it is not on this machine | |")
+        skip "compute-sanitizer $tool" "it is not on this machine"
     fi
 done
-check "benchmarks" 140 "$folder/bench_gpu" "${quick[@]}"
 
-# A line of the benchmarks is a row: its case, its figures, what is wanted, and whether it is there.
+# A line of the benchmarks is a row: its case, its figures, what is wanted, and whether it is there,
+# which the benchmarks know better than their rounded figures. Behind them, how many are.
 rows() {
-    awk '$1 == "gpu" && $2 != "device" {
+    awk '$1 == "gpu" && $2 != "device" && $2 != "shape" {
         name = figures = wanted = met = ""
-        if (match($0, / unsupported="/)) {
+        if (match($0, / (unsupported|absent)="/)) {
             name = substr($0, 5, RSTART - 5)
-            figures = "not in this version: " substr($0, RSTART + 14, length($0) - RSTART - 14)
+            figures = substr($0, RSTART + RLENGTH, length($0) - RSTART - RLENGTH)
+            figures = (substr($0, RSTART + 1, 1) == "u" ? "not in this version: " : \
+                "not measured: ") figures
             gsub(/\|/, "/", figures)
             printf "| %s | %s | | |\n", name, figures
             next
         }
         for (i = 2; i <= NF; ++i) {
-            split($i, pair, "=")
+            if (split($i, pair, "=") < 2) pair[1] = ""
             if (pair[1] == "wanted") {
                 wanted = "at least " pair[2] " of copy"
-                met = share >= pair[2] ? "yes" : "no"
             } else if (pair[1] == "wanted_below") {
                 wanted = "at most " pair[2] " us"
-                met = time <= pair[2] ? "yes" : "no"
-            } else if (pair[1] ~ /^(us|most|gbps|of_copy|bytes|chosen)$/) {
-                if (pair[1] == "of_copy") share = pair[2] + 0
-                if (pair[1] == "us") time = pair[2] + 0
+            } else if (pair[1] == "wanted_of_ours") {
+                wanted = "at least " pair[2] " of ours"
+            } else if (pair[1] == "met") {
+                met = pair[2]
+            } else if (pair[1] ~ \
+                       /^(us|most|tables|host|gbps|of_copy|bytes|chosen|way|ours|of_ours)$/) {
                 figures = figures (figures == "" ? "" : ", ") pair[1] " " pair[2]
             } else {
                 name = name (name == "" ? "" : " ") $i
             }
         }
+        targets += met != ""
+        reached += met == "yes"
         printf "| %s | %s | %s | %s |\n", name, figures, wanted, met
-    }' "$log"
+    }
+    END { printf "\n%d of %d targets are reached.\n", reached, targets }' "$lines"
 }
 
 {

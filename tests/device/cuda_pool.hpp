@@ -131,7 +131,8 @@ struct layer_tables {
     std::vector<int32_t> block_table, query_start, kv_len, positions, slot_positions, slot_indptr;
     std::vector<int64_t> slot_mapping;
 
-    void fill(kv_step* step, uint32_t layer) {
+    /// Without slots' positions, where only the device knows them.
+    void fill(kv_step* step, uint32_t layer, bool with_slots = true) {
         constexpr uint64_t items = 6, blocks = 40, tokens = 256;
         block_table.resize(items * blocks);
         query_start.resize(items + 1);
@@ -147,7 +148,7 @@ struct layer_tables {
         tables.query_start = query_start.data();
         tables.kv_len = kv_len.data();
         tables.slot_indptr = slot_indptr.data();
-        tables.slot_positions = slot_positions.data();
+        if (with_slots) tables.slot_positions = slot_positions.data();
         tables.slot_positions_capacity = slot_positions.size();
         tables.item_capacity = items;
         tables.slot_mapping = slot_mapping.data();

@@ -1,4 +1,5 @@
-// Twin pools whose sequences have policies, and what rounds leave in them.
+// Twin pools whose sequences have policies, and what rounds leave in them: on the fake driver
+// (round_pools), or on a GPU (tests/gpu).
 #pragma once
 
 #include <algorithm>
@@ -73,10 +74,12 @@ inline void give_moments(twin_pools_on& twins,
 }
 
 /// Twin pools whose sequences have policies.
-struct round_pools : rope_of_tests, twin_pools {
-    explicit round_pools(uint32_t flags = 0, const kvrt_plugin* plugin = nullptr)
-        : twin_pools(flags, layers_for_rounds(rope_of_tests::rope), plugin) {}
-    explicit round_pools(std::unique_ptr<twin_model> model) : twin_pools(0, std::move(model)) {}
+struct round_pools_on : rope_of_tests, twin_pools_on {
+    explicit round_pools_on(twin_device& device, uint32_t flags = 0,
+                            const kvrt_plugin* plugin = nullptr)
+        : twin_pools_on(device, flags, layers_for_rounds(rope_of_tests::rope), plugin) {}
+    round_pools_on(twin_device& device, std::unique_ptr<twin_model> model)
+        : twin_pools_on(device, 0, std::move(model)) {}
 
     void give_statistics() { give_moments(*this); }
     void compare_reports() {
@@ -90,7 +93,7 @@ struct round_pools : rope_of_tests, twin_pools {
     }
     /// Positions, by the device's own memory, where a round has placed them there.
     void compare_positions(const twin_sequence& sequence) {
-        host.fake.run_all();
+        device().catch_up();
         cache &here = pools[0]->store, &there = pools[1]->store;
         const kvrt::sequence& device = *here.sequences.find(sequence.of[0]);
         const kvrt::sequence& cpu = *there.sequences.find(sequence.of[1]);
@@ -105,12 +108,19 @@ struct round_pools : rope_of_tests, twin_pools {
             const position_store store = pools[0]->steps.rounds.positions_of(pools[0]->steps, l);
             for (uint32_t head = 0; head < here.model.lanes[l].kv_heads; ++head) {
                 const slot_positions expected = positions_of(there, cpu, l, head);
+                std::vector<std::byte> bytes;
+                const uint32_t block_tokens = here.model.block_tokens;
                 for (uint32_t slot = 0; slot < state.explicit_slots; ++slot) {
-                    const uint32_t* const row = host.fake.memory_of<uint32_t>(
-                        reinterpret_cast<device_pointer>(store.of(state.table[slot / 16], head)),
-                        16);
-                    REQUIRE(row != nullptr);
-                    differences += row[slot % 16] != expected.at(slot) ? 1 : 0;
+                    if (slot % block_tokens == 0) {
+                        const uint32_t block = state.table[slot / block_tokens];
+                        twin_pools_on::device().read(
+                            reinterpret_cast<device_pointer>(store.of(block, head)), bytes,
+                            block_tokens * sizeof(uint32_t));
+                    }
+                    uint32_t position = 0;
+                    std::memcpy(&position, bytes.data() + slot % block_tokens * sizeof position,
+                                sizeof position);
+                    differences += position != expected.at(slot) ? 1 : 0;
                     ++compared_positions;
                 }
             }
@@ -151,6 +161,13 @@ struct round_pools : rope_of_tests, twin_pools {
     uint64_t rounds = 0, compared_positions = 0;
 };
 
+struct round_pools : fake_side, round_pools_on {
+    explicit round_pools(uint32_t flags = 0, const kvrt_plugin* plugin = nullptr)
+        : round_pools_on(fake_device, flags, plugin) {}
+    explicit round_pools(std::unique_ptr<twin_model> model)
+        : round_pools_on(fake_device, std::move(model)) {}
+};
+
 inline kv_policy policy_of(uint32_t scorer) {
     kv_policy policy = KV_INIT(kv_policy);
     policy.scorer = scorer;
@@ -163,7 +180,8 @@ inline kv_policy policy_of(uint32_t scorer) {
 }
 
 /// A sequence with a prompt.
-inline twin_sequence start(round_pools& pools, uint32_t tokens, const kv_policy* policy = nullptr) {
+inline twin_sequence start(round_pools_on& pools, uint32_t tokens,
+                           const kv_policy* policy = nullptr) {
     twin_sequence made = pools.create(policy);
     pools.step({{&made, tokens, tokens}}, true);
     return made;
@@ -171,7 +189,7 @@ inline twin_sequence start(round_pools& pools, uint32_t tokens, const kv_policy*
 
 /// Prompts, tokens one by one, drafts, a pinned range, a fork that goes on from a shared tail,
 /// truncations; rounds at step ends, and the device as late as chance has it.
-inline void drive(round_pools& pools, const kv_policy& policy, uint32_t steps) {
+inline void drive(round_pools_on& pools, const kv_policy& policy, uint32_t steps) {
     std::deque<twin_sequence> sequences;
     for (uint32_t i = 0; i < 3; ++i) sequences.push_back(pools.create(&policy));
     for (uint32_t i = 0; i < 2; ++i) {
@@ -190,9 +208,7 @@ inline void drive(round_pools& pools, const kv_policy& policy, uint32_t steps) {
         }
         pools.step(items, step % 5 != 4);
         pools.compare_reports();
-        for (uint32_t i = pools.random() % 60; i > 0; --i) {
-            pools.host.fake.run_one(pools.host.stream);
-        }
+        pools.device().run_some(static_cast<uint32_t>(pools.random() % 60));
     }
     for (const twin_sequence& each : sequences) pools.compare(each);
 }

@@ -1,6 +1,6 @@
 // Sets of survivors that lanes and heads of a CUDA pool have in common, what stays of them whatever
 // its score, and rounds under pressure: as in a CPU pool.
-#include "round_pools.hpp"
+#include "round_cases.hpp"
 
 using namespace kvrt;
 using namespace kvrt::cuda;
@@ -18,23 +18,7 @@ void check(const round_pools& pools, uint64_t rounds) {
 }  // namespace
 
 TEST_CASE("sets common to layers, whose lanes are of three kinds") {
-    kv_policy policy = policy_of(KV_SCORER_TRIATTENTION);
-    SUBCASE("UNION") { policy.selection = KV_SELECT_UNION; }
-    SUBCASE("PER_HEAD") { policy.selection = KV_SELECT_PER_HEAD; }
-    SUBCASE("UNION, of keys' norms, with values' ranges and quotas") {
-        policy = policy_of(KV_SCORER_KEY_NORM);
-        policy.selection = KV_SELECT_UNION;
-        policy.value_reserve = 7;
-        policy.prompt_tokens = 50;
-        policy.segments = 3;
-        policy.segment_quota = 4;
-    }
-    SUBCASE("PER_HEAD, drawn, with values' ranges, the first layer left whole") {
-        policy = policy_of(KV_SCORER_RANDOM);
-        policy.selection = KV_SELECT_PER_HEAD;
-        policy.value_reserve = 100;  // more than there are places
-        policy.skip_layers = 1;
-    }
+    const kv_policy policy = policy_for_sets();
     round_pools pools;
     pools.give_statistics();
     drive(pools, policy, 6);
@@ -42,21 +26,7 @@ TEST_CASE("sets common to layers, whose lanes are of three kinds") {
 }
 
 TEST_CASE("what stays whatever its score: ranges of values, and the best of each segment") {
-    kv_policy policy = policy_of(KV_SCORER_KEY_NORM);
-    policy.prompt_tokens = 60;
-    SUBCASE("a set for each head") {
-        policy.segments = 5;
-        policy.segment_quota = 3;
-        policy.value_reserve = 9;
-    }
-    SUBCASE("a set for each layer, whose ranges are the widest of all heads") {
-        policy.selection = KV_SELECT_PER_LAYER;
-        policy.value_reserve = 12;
-    }
-    SUBCASE("more segments than there are places for their quota, some of them empty") {
-        policy.segments = 12;
-        policy.segment_quota = 40;
-    }
+    const kv_policy policy = policy_for_quotas();
     round_pools pools;
     drive(pools, policy, 5);
     check(pools, 4);

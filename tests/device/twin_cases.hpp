@@ -66,6 +66,26 @@ inline void drive_at_random(twin_pools_on& pools, uint32_t rounds) {
     for (const twin_sequence& each : sequences) pools.compare_stored(each);
 }
 
+/// Prompts that begin and go on, drafts and single tokens beside each other, over several pieces.
+inline void attend_many_rows(twin_pools_on& pools) {
+    std::deque<twin_sequence> sequences;
+    for (uint32_t i = 0; i < 4; ++i) sequences.push_back(pools.create());
+    pools.step({{&sequences[0], 210, 210}, {&sequences[1], 1, 1}, {&sequences[2], 45, 45}});
+    // A draft of 18 vectors and 30 over more than one piece, a prompt that goes on, a new one.
+    pools.step({{&sequences[0], 80, 80},
+                {&sequences[1], 1, 1},
+                {&sequences[2], 9, 4},
+                {&sequences[3], 150, 150}});
+    pools.step({{&sequences[0], 11, 6}, {&sequences[3], 60, 60}, {&sequences[1], 5, 5}});
+    sequences.push_back(pools.fork(sequences[3]));
+    pools.step({{&sequences[4], 130, 130}, {&sequences[0], 1, 1}, {&sequences[3], 2, 1}});
+    pools.device().catch_up();
+    CHECK(pools.differences == 0);
+    CHECK(pools.compared_outputs >= 3 * pools.layers());
+    for (const twin_sequence& each : sequences) pools.compare_stored(each);
+    CHECK(pools.differences == 0);
+}
+
 /// Tensors of a layer at fixed addresses, as a graph needs them.
 struct layer_tensors {
     twin_tensor keys, values, queries, out, log_sums;

@@ -25,6 +25,9 @@ class twin_device {
 
     /// Runs behind all that the stream has now, and before whatever comes later.
     virtual void enqueue(const char* what, std::function<void()> run) = 0;
+    /// Shows memory of the device as it is when the stream gets there.
+    virtual void look(const char* what, device_pointer from, std::size_t bytes,
+                      std::function<void(const std::byte*)> run) = 0;
     /// Until the stream has done everything.
     virtual void catch_up() = 0;
     /// Lets it get on by about so many operations, of as many as it likes to.
@@ -60,6 +63,14 @@ class fake_twin_device final : public twin_device {
     }
     void enqueue(const char* what, std::function<void()> run) override {
         host_.stream->queue.push_back({what, std::move(run)});
+    }
+    void look(const char* what, device_pointer from, std::size_t bytes,
+              std::function<void(const std::byte*)> run) override {
+        enqueue(what, [this, from, bytes, run = std::move(run)] {
+            const std::byte* const memory = host_.fake.memory(from, bytes);
+            REQUIRE(memory != nullptr);
+            run(memory);
+        });
     }
     void catch_up() override { host_.fake.run_all(); }
     void run_some(uint32_t operations) override {

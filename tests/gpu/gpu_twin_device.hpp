@@ -16,51 +16,42 @@ gpu_host& gpu();
 
 class gpu_twin_device final : public twin_device {
   public:
-    gpu_twin_device() = default;
+    gpu_twin_device() { copies_.make(copied_bytes, 0); }
     gpu_twin_device(const gpu_twin_device&) = delete;
     gpu_twin_device& operator=(const gpu_twin_device&) = delete;
     ~gpu_twin_device() override {
         catch_up();
         forget_graph();
-        if (copied_ != nullptr) (void)gpu().calls().host_free(copied_);
     }
 
     stream_handle stream() override { return gpu().stream(); }
+    /// Pieces of few allocations, made before a stream stands still: the driver may wait for it.
     device_pointer allocate(std::size_t bytes) override {
-        void* memory = nullptr;
-        device_pointer address = 0;
-        gpu().demand(gpu().calls().host_allocate(&memory, bytes, host_memory_mapped),
-                     "cuMemHostAlloc");
-        gpu().demand(gpu().more().host_device_pointer(&address, memory, 0),
-                     "cuMemHostGetDevicePointer");
         const std::lock_guard<std::mutex> guard(memory_lock_);
-        memory_[address] = {static_cast<std::byte*>(memory), bytes};
-        return address;
+        if (memory_.empty() || memory_.back().used + bytes > memory_.back().bytes) {
+            memory_.emplace_back().make(std::max(bytes, chunk_bytes), host_memory_mapped);
+        }
+        return memory_.back().address + memory_.back().take(bytes);
     }
-    void release(device_pointer address) override {
-        const std::lock_guard<std::mutex> guard(memory_lock_);
-        gpu().demand(gpu().calls().host_free(memory_.at(address).start), "cuMemFreeHost");
-        memory_.erase(address);
-    }
+    void release(device_pointer) override {}  // with all others
     std::byte* view(device_pointer address, std::size_t bytes) override {
         const std::lock_guard<std::mutex> guard(memory_lock_);
-        auto found = memory_.upper_bound(address);
-        if (found == memory_.begin()) return nullptr;
-        --found;
-        const std::size_t offset = address - found->first;
-        return offset + bytes <= found->second.bytes ? found->second.start + offset : nullptr;
+        for (const pinned& each : memory_) {
+            if (address < each.address || address - each.address + bytes > each.bytes) continue;
+            return each.start + (address - each.address);
+        }
+        return nullptr;
     }
     void read(device_pointer from, std::vector<std::byte>& to, std::size_t bytes) override {
-        if (bytes > copied_bytes_) {
-            if (copied_ != nullptr) (void)gpu().calls().host_free(copied_);
-            gpu().demand(gpu().calls().host_allocate(&copied_, bytes, 0), "cuMemHostAlloc");
-            copied_bytes_ = bytes;
-        }
-        gpu().demand(gpu().calls().copy_to_host(copied_, from, bytes, stream()),
-                     "cuMemcpyDtoHAsync");
+        std::byte* const copied = copy(from, bytes);
         gpu().synchronise();
-        const std::byte* const start = static_cast<const std::byte*>(copied_);
-        to.assign(start, start + bytes);
+        to.assign(copied, copied + bytes);
+        copies_.used = 0;
+    }
+    void look(const char* what, device_pointer from, std::size_t bytes,
+              std::function<void(const std::byte*)> run) override {
+        const std::byte* const copied = copy(from, bytes);
+        enqueue(what, [copied, run = std::move(run)] { run(copied); });
     }
 
     void enqueue(const char*, std::function<void()> run) override {
@@ -75,6 +66,7 @@ class gpu_twin_device final : public twin_device {
         let_go();
         gpu().synchronise();
         waiting_.clear();
+        copies_.used = 0;
     }
     /// A GPU gets on by itself.
     void run_some(uint32_t) override {}
@@ -113,10 +105,43 @@ class gpu_twin_device final : public twin_device {
     }
 
   private:
-    struct allocation {
+    static constexpr std::size_t chunk_bytes = std::size_t{64} << 20;
+    static constexpr std::size_t copied_bytes = std::size_t{8} << 20;  ///< until it catches up
+
+    struct pinned {
         std::byte* start = nullptr;
-        std::size_t bytes = 0;
+        device_pointer address = 0;  ///< of what is mapped
+        std::size_t bytes = 0, used = 0;
+
+        pinned() = default;
+        pinned(const pinned&) = delete;
+        pinned& operator=(const pinned&) = delete;
+        ~pinned() {
+            if (start != nullptr) (void)gpu().calls().host_free(start);
+        }
+        void make(std::size_t wanted, unsigned int flags) {
+            void* memory = nullptr;
+            gpu().demand(gpu().calls().host_allocate(&memory, wanted, flags), "cuMemHostAlloc");
+            start = static_cast<std::byte*>(memory);
+            bytes = wanted;
+            if ((flags & host_memory_mapped) == 0) return;
+            gpu().demand(gpu().more().host_device_pointer(&address, memory, 0),
+                         "cuMemHostGetDevicePointer");
+        }
+        std::size_t take(std::size_t wanted) {
+            const std::size_t at = used;
+            used += (wanted + 255) / 256 * 256;
+            return at;
+        }
     };
+    /// In the stream's order; there until the stream has been waited for.
+    std::byte* copy(device_pointer from, std::size_t bytes) {
+        if (copies_.used + bytes > copies_.bytes) catch_up();
+        REQUIRE(bytes <= copies_.bytes);
+        std::byte* const to = copies_.start + copies_.take(bytes);
+        gpu().demand(gpu().calls().copy_to_host(to, from, bytes, stream()), "cuMemcpyDtoHAsync");
+        return to;
+    }
     void forget_graph() {
         if (graph_ == nullptr) return;
         gpu().demand(gpu().more().executable_destroy(graph_), "cuGraphExecDestroy");
@@ -124,11 +149,10 @@ class gpu_twin_device final : public twin_device {
     }
 
     std::mutex memory_lock_;  ///< the driver's thread looks up what this one allocates
-    std::map<device_pointer, allocation> memory_;
+    std::deque<pinned> memory_;
+    pinned copies_;
     std::deque<std::function<void()>> waiting_;  ///< whose addresses the driver has
     executable_handle graph_ = nullptr;
-    void* copied_ = nullptr;
-    std::size_t copied_bytes_ = 0;
     std::mutex lock_;
     std::condition_variable changed_;
     bool held_ = false;

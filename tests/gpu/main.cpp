@@ -1,6 +1,7 @@
 // test_gpu: pools on the GPU of this machine. Without arguments, all tests; with those of doctest,
 // some. Exit status 3 where there is no GPU, with the reason.
 //
+//   --quick   every test, but short: for a driver that emulates
 //   --device  prints what the GPU is, and ends
 //   --fault   lets a kernel read what is not there, and ends; nothing works in a process after that
 #define DOCTEST_CONFIG_IMPLEMENT
@@ -10,12 +11,14 @@
 #include <string_view>
 
 #include "gpu_twin_device.hpp"
+#include "test_length.hpp"
 
 namespace kvrt::cuda {
 
 namespace {
 
 gpu_host* opened = nullptr;
+bool quick = false;
 
 constexpr int no_gpu = 3;
 
@@ -61,6 +64,7 @@ int show_fault() {
 }  // namespace
 
 gpu_host& gpu() { return *opened; }
+bool whole_length() { return !quick; }
 
 }  // namespace kvrt::cuda
 
@@ -78,6 +82,7 @@ int main(int count, char** words) {
         return 0;
     }
     if (first == "--fault") return show_fault();
+    quick = first == "--quick";  // which doctest does not know, and leaves alone
     doctest::Context context(count, words);
     return context.run();
 }

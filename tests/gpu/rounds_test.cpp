@@ -1,18 +1,76 @@
-// Rounds of eviction on a GPU against those on the CPU, by each way to score.
-#include "device/round_pools.hpp"
+// Rounds of eviction on a GPU against those on the CPU: each scorer, each way to share a set, what
+// stays whatever its score, what attention gave, and each way to score by TriAttention.
+#include "device/observed_pools.hpp"
+#include "device/round_cases.hpp"
 #include "gpu_twin_device.hpp"
+#include "test_length.hpp"
 
 using namespace kvrt;
 using namespace kvrt::cuda;
 
+namespace {
+
+void check(const round_pools_on& pools, uint64_t rounds) {
+    CHECK(pools.differences == 0);
+    CHECK(pools.rounds >= rounds);
+    CHECK(pools.compared_positions > 50 * rounds);
+}
+
+}  // namespace
+
+TEST_CASE("short: rounds of a policy, that score keys, choose and move") {
+    gpu_twin_device device;
+    round_pools_on pools(device);
+    pools.give_statistics();
+    drive(pools, policy_of(KV_SCORER_TRIATTENTION), 2);
+    check(pools, 1);
+}
+
+TEST_CASE("rounds keep what those on the CPU keep, and return the same blocks") {
+    const kv_policy policy = policy_for_rounds();
+    gpu_twin_device device;
+    round_pools_on pools(device);
+    pools.give_statistics();
+    drive(pools, policy, whole_length() ? 15 : 5);
+    check(pools, whole_length() ? 8 : 1);
+    CHECK(pools.compared_outputs >= 8);
+}
+
+TEST_CASE("sets common to layers and heads, ranges of values, quotas of segments") {
+    kv_policy policy;
+    SUBCASE("sets") { policy = policy_for_sets(); }
+    SUBCASE("what stays") { policy = policy_for_quotas(); }
+    gpu_twin_device device;
+    round_pools_on pools(device);
+    pools.give_statistics();
+    drive(pools, policy, whole_length() ? 6 : 2);
+    check(pools, whole_length() ? 4 : 1);
+}
+
+TEST_CASE("rounds go by what attention gave there, as those on the CPU") {
+    gpu_twin_device device;
+    observing_pools_on pools(device);
+    const observed_policy chosen = policy_for_observed(pools);
+    give_moments(pools, {0u, 2u, 3u});
+    drive(pools, chosen.policy, whole_length() ? 13 : 3, chosen.looks);
+    check(pools, whole_length() ? 5 : 1);
+    CHECK(pools.worst_sum < 4e-3);
+    CHECK((pools.compared_sums > 0) == chosen.looks);
+    if (chosen.looks) MESSAGE("largest error of a sum, relative: ", pools.worst_sum);
+}
+
+TEST_CASE("a captured decode step is replayed behind rounds that move what it reads") {
+    gpu_twin_device device;
+    round_pools_on pools(device);
+    replay_behind_rounds(pools);
+}
+
 TEST_CASE("rounds of TRIATTENTION keep what the CPU keeps, by a kernel and by matrix products") {
-    const rope_of_tests rotation;
     for (const uint32_t method : {KV_CUDA_SCORE_KERNEL, KV_CUDA_SCORE_PRODUCTS}) {
         CAPTURE(method);
         gpu_twin_device device;
-        twin_pools_on pools(device, 0,
-                            std::make_unique<layers_given>(layers_for_rounds(rotation.rope)));
-        give_moments(pools);
+        round_pools_on pools(device);
+        pools.give_statistics();
         kv_cuda_scoring scoring = KV_INIT(kv_cuda_scoring);
         scoring.method = method;
         const kv_status verdict = kv_cuda_pool_set_scoring(pools.pools[0], &scoring);
@@ -27,7 +85,7 @@ TEST_CASE("rounds of TRIATTENTION keep what the CPU keeps, by a kernel and by ma
         twin_sequence sequence = pools.create(&policy);
         pools.step({{&sequence, 120, 120}}, true);
         for (uint32_t i = 0; i < 4; ++i) pools.step({{&sequence, 8, 8}});
-        pools.compare_stored(sequence);
+        pools.compare(sequence);
         CHECK(pools.differences == 0);
         CHECK(pools.reports[0].compactions > 0);
         kv_cuda_scoring_report report = KV_INIT(kv_cuda_scoring_report);

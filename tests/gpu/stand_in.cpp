@@ -7,7 +7,12 @@
 //   synchronisations 3
 //   violation: ...     a line for each; a leak is one too
 //
-// With KVRT_STAND_IN_DEFECT=write one of the launches writes rows beside their places.
+// KVRT_STAND_IN_DEFECT names what one of the launches does wrong:
+//
+//   write    rows go beside their places
+//   compact  positions stay where they were, though their rows have moved
+//   seal     rows are read in another order
+//   tables   an upload is lost
 #include <algorithm>
 #include <cstdio>
 #include <cstdlib>
@@ -27,19 +32,30 @@ namespace {
 
 struct stand_in {
     kernel_faults faults;
-    uint32_t writes = 0;
+    uint32_t launches = 0;  ///< of the kernel that does wrong
     fake_driver fake;
     std::deque<graph_object> graphs;
     std::size_t live_graphs = 0;
 
     stand_in() {
-        const char* const defect = std::getenv("KVRT_STAND_IN_DEFECT");
-        if (defect != nullptr && std::string(defect) == "write") {
+        const char* const named = std::getenv("KVRT_STAND_IN_DEFECT");
+        const std::string defect = named != nullptr ? named : "";
+        if (defect == "write") {
             faults.write = [this](kernels::write_parameters& call) {
-                if (call.place.keys.codes == kernels::coding::plain && ++writes == 3) {
+                if (call.place.keys.codes == kernels::coding::plain && ++launches == 3) {
                     call.place.values.slot_stride += 8;
                 }
             };
+        } else if (defect == "compact") {
+            faults.compact = [this](kernels::compact_parameters& call) {
+                if (++launches == 1) call.positions.base = nullptr;
+            };
+        } else if (defect == "seal") {
+            faults.seal = [this](kernels::seal_parameters& call) {
+                if (++launches == 2) call.from.keys.slot_stride *= 2;
+            };
+        } else if (defect == "tables") {
+            faults.spread = [this](kernels::spread_parameters&) { return ++launches != 6; };
         }
         add_kernels(fake, faults);
     }

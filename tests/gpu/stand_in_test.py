@@ -52,17 +52,23 @@ def run(*command, stand_in=True, environment=None):
 
 class OverTheStandIn(unittest.TestCase):
     def test_the_cases_for_a_gpu_pass(self):
-        status, _, said, totals, violations = run(tree / "gpu" / "test_gpu")
+        status, _, said, totals, violations = run(
+            tree / "gpu" / "test_gpu", "--quick", "--test-case-exclude=long:*")
         self.assertEqual(status, 0, said)
         self.assertEqual(violations, [])
         self.assertGreater(totals["launches"], 500)
         self.assertRegex(said, r"test cases: *\d+ *\| *[1-9]\d* passed *\| *0 failed")
 
-    def test_a_kernel_that_writes_elsewhere_is_found(self):
-        # The stand-in's kernels keep to what they are told: it is told something else.
-        status, _, said, _, _ = run(tree / "gpu" / "test_gpu", "--test-case=short*",
-                                    environment={"KVRT_STAND_IN_DEFECT": "write"})
-        self.assertEqual(status, 1, said)
+    def test_what_a_launch_does_wrong_is_found(self):
+        # The stand-in's kernels keep to what they are told: they are told something else.
+        for defect, cases in (("write", "short: a prompt*"), ("compact", "short: rounds*"),
+                              ("seal", "short: blocks*"), ("tables", "streams*")):
+            with self.subTest(defect):
+                status, _, said, _, _ = run(
+                    tree / "gpu" / "test_gpu", "--quick", f"--test-case={cases}",
+                    environment={"KVRT_STAND_IN_DEFECT": defect})
+                self.assertEqual(status, 1, said)
+                self.assertRegex(said, "differences|positions|wrong_tables_", said)
 
     def test_a_fault_is_shown(self):
         status, _, said, _, violations = run(tree / "gpu" / "test_gpu", "--fault")
@@ -75,11 +81,21 @@ class OverTheStandIn(unittest.TestCase):
         status, _, said, _, violations = run(tree / "gpu" / "bench_gpu", "--quick")
         self.assertEqual(status, 0, said)
         self.assertEqual(violations, [])
-        for case in ("copy", "decode bf16 kv=64", "decode fp8 kv=128", "decode int4 kv=128",
-                     "bookkeeping", "tables", "compact", "triattention"):
-            self.assertRegex(said, rf"(?m)^gpu {case} .*(us=[\d.]+|unsupported=\".+\")", said)
-        for case in ("by=products", "by=tf32", "offsets=max", "offsets=max by=products"):
-            self.assertRegex(said, rf"(?m)^gpu triattention {case} sequences.* us=[\d.]+", said)
+        for case in ("copy", "triattention by=products sequences", "triattention by=tf32 sequences",
+                     "triattention offsets=max sequences", "triattention offsets=max by=products"):
+            self.assertRegex(said, rf"(?m)^gpu {case}.* us=[\d.]+", said)
+        # Every target, and whether it is reached.
+        for case in (*(f"decode {name} kv={kv}" for name in ("bf16", "fp8", "int4")
+                       for kv in (64, 128)), "compact f16 kept=0.10", "compact f16 kept=0.50"):
+            self.assertRegex(said, rf"(?m)^gpu {case} .*bytes=[1-9]\d* us=[\d.]+ gbps=\d+ "
+                                   rf"of_copy=[\d.]+ wanted=0.(85|60) met=(yes|no)$", said)
+        for case in ("bookkeeping", "triattention sequences=2"):
+            self.assertRegex(said, rf"(?m)^gpu {case} .*us=[\d.]+ .*wanted_below=(30|1000) "
+                                   rf"met=(yes|no)$", said)
+        # 2 sequences of 65 tokens, keys and values of 2 heads: 64 numbers of 2 bytes; of 1 and a
+        # scale of 4 bytes; of half a byte, and as much.
+        for name, row in (("bf16", 128), ("fp8", 68), ("int4", 36)):
+            self.assertRegex(said, rf"gpu decode {name} kv=64 sequences=2 bytes={2 * 65 * 4 * row} ")
         # Of two sequences' rounds nothing is known yet.
         self.assertRegex(said, r"(?m)^gpu triattention by=measured .* chosen=nothing_yet", said)
 
@@ -96,10 +112,12 @@ class OverTheStandIn(unittest.TestCase):
                     r"\| a fault is told, and told again \| passed \|",
                     r"\| compute-sanitizer memcheck \| (passed|not run)",
                     r"\| benchmarks \| passed \|",
-                    r"\| decode bf16 kv=64 sequences=2 \| us [\d.]+, .*of_copy [\d.]+ "
+                    r"\| others at the same shapes \| passed \|",
+                    r"\| decode bf16 kv=64 sequences=2 \| bytes \d+, us [\d.]+, .*of_copy [\d.]+ "
                     r"\| at least 0.85 of copy \| (yes|no) \|",
-                    r"\| bookkeeping sequences=3 layers=2 \| us [\d.]+, most [\d.]+ "
-                    r"\| at most 30 us \| (yes|no) \|"):
+                    r"\| bookkeeping sequences=3 layers=2 \| us [\d.]+, most [\d.]+, "
+                    r"tables [\d.]+ \| at most 30 us \| (yes|no) \|",
+                    r"\d+ of \d+ targets are reached"):
             self.assertRegex(text, row)
 
     def test_generate_writes_the_cpus_text(self):

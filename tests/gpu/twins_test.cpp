@@ -2,6 +2,7 @@
 // of tests/device, and what only a real device shows.
 #include "device/twin_cases.hpp"
 #include "gpu_twin_device.hpp"
+#include "test_length.hpp"
 
 using namespace kvrt;
 using namespace kvrt::cuda;
@@ -11,12 +12,28 @@ TEST_CASE("a pool on the GPU writes and attends as one on the CPU") {
         CAPTURE(flags);
         gpu_twin_device device;
         twin_pools_on pools(device, flags);
-        drive(pools, 8);
+        drive(pools, whole_length() ? 30 : 6);
         CHECK(pools.differences == 0);
-        CHECK(pools.compared_words > 10000);
+        CHECK(pools.compared_words > 5000);
         CHECK(pools.compared_outputs > 100);
         MESSAGE("largest error of an output, of its largest number: ", pools.worst);
     }
+}
+
+TEST_CASE("layouts that foreign kernels read are written and attended to, too") {
+    for (const uint32_t layout : {KV_LAYOUT_HND, KV_LAYOUT_NHD}) {
+        CAPTURE(layout);
+        gpu_twin_device device;
+        twin_pools_on pools(device, 0, layout);
+        drive(pools, whole_length() ? 8 : 1);
+        CHECK(pools.differences == 0);
+    }
+}
+
+TEST_CASE("long: prompts of hundreds of rows, drafts and single tokens are attended in one step") {
+    gpu_twin_device device;
+    twin_pools_on pools(device, 0);
+    attend_many_rows(pools);
 }
 
 TEST_CASE("short: a prompt, a draft and a token") {
@@ -28,12 +45,12 @@ TEST_CASE("short: a prompt, a draft and a token") {
 }
 
 TEST_CASE("steps at random: appends, drafts, forks, truncations, releases") {
-    for (const uint32_t seed : {1u, 2u, 3u}) {
+    for (uint32_t seed = 1; seed <= (whole_length() ? 8 : 1); ++seed) {
         CAPTURE(seed);
         gpu_twin_device device;
         twin_pools_on pools(device, KV_POOL_ELASTIC);
         pools.random.seed(seed);
-        drive_at_random(pools, 24);
+        drive_at_random(pools, whole_length() ? 60 : 12);
         CHECK(pools.differences == 0);
         CHECK(pools.compared_outputs > 50);
     }
@@ -42,8 +59,9 @@ TEST_CASE("steps at random: appends, drafts, forks, truncations, releases") {
 TEST_CASE("a graph of a step's launches is replayed for other steps") {
     gpu_twin_device device;
     twin_pools_on pools(device, 0);
-    SUBCASE("single tokens") { replay_steps(pools, 8); }
-    SUBCASE("prompts and drafts") { replay_steps(pools, 8, 45); }
+    const uint32_t rounds = whole_length() ? 24 : 4;
+    SUBCASE("single tokens") { replay_steps(pools, rounds); }
+    SUBCASE("prompts and drafts") { replay_steps(pools, rounds, 45); }
 }
 
 TEST_CASE("tables of steps that a stream has not begun are not those of later ones") {

@@ -65,9 +65,9 @@ float round_to_format(double value, uint32_t format) {
     return static_cast<float>(std::nearbyint(value / unit) * unit);
 }
 
-kv_pool* create_pool(const pool_spec& spec, const kv_hooks* hooks) {
+std::vector<kv_layer> layers_of(const pool_spec& spec, std::vector<kv_rope>& ropes) {
     std::vector<kv_layer> layers(spec.layers.size());
-    std::vector<kv_rope> ropes(spec.layers.size());
+    ropes.resize(spec.layers.size());
     for (std::size_t i = 0; i < layers.size(); ++i) {
         const layer_spec& source = spec.layers[i];
         kv_rope& rope = ropes[i] = KV_INIT(kv_rope);
@@ -94,6 +94,12 @@ kv_pool* create_pool(const pool_spec& spec, const kv_hooks* hooks) {
         layer.alibi_slopes = source.alibi_slopes.empty() ? nullptr : source.alibi_slopes.data();
         layer.rope = &rope;
     }
+    return layers;
+}
+
+kv_pool* create_pool(const pool_spec& spec, const kv_hooks* hooks) {
+    std::vector<kv_rope> ropes;
+    const std::vector<kv_layer> layers = layers_of(spec, ropes);
     kv_model model = KV_INIT(kv_model);
     model.layers = layers.data();
     model.layer_count = static_cast<uint32_t>(layers.size());

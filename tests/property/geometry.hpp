@@ -78,6 +78,9 @@ float round_to_format(double value, uint32_t format);
 
 uint32_t format_bytes(uint32_t format);
 
+/// What kv_model points to: `ropes` and the spec itself have to outlive its use.
+std::vector<kv_layer> layers_of(const pool_spec& spec, std::vector<kv_rope>& ropes);
+
 /// Creates the pool; throws property::mismatch when that fails.
 kv_pool* create_pool(const pool_spec& spec, const kv_hooks* hooks = nullptr);
 

@@ -384,15 +384,6 @@ void compact(oracle& model, oracle_sequence& owner, uint32_t lane, uint32_t keep
 
 }  // namespace
 
-uint32_t resolved_selection(const kv_policy& policy) {
-    if (policy.scorer == KV_SCORER_STREAMING) return KV_SELECT_PER_LAYER_PER_HEAD;
-    if (policy.selection == KV_SELECT_DEFAULT) {
-        return policy.scorer == KV_SCORER_TOVA ? uint32_t{KV_SELECT_PER_LAYER}
-                                               : uint32_t{KV_SELECT_PER_LAYER_PER_HEAD};
-    }
-    return policy.selection;
-}
-
 bool is_private(const oracle& model, const oracle_sequence& owner, const block_reference& block) {
     return block.use_count() == 1 && model.fences.passed(owner.last_fence) &&
            model.fences.passed(block->last_reader);

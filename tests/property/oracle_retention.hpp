@@ -5,6 +5,7 @@
 #include <functional>
 
 #include "oracle.hpp"
+#include "policies.hpp"
 
 namespace property {
 
@@ -23,8 +24,6 @@ struct round_plan {
     std::array<uint64_t, 16> fresh = {};  // most blocks that copies may take, by class
     uint64_t fresh_blocks = 0;
 };
-
-uint32_t resolved_selection(const kv_policy& policy);
 
 /// Tokens that guards hold, in the KV head of a lane that holds most.
 uint32_t held_in_lane(const oracle& model, const oracle_sequence& owner, const kv_policy& policy,

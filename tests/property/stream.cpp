@@ -4,95 +4,12 @@
 
 namespace property {
 
-namespace {
-
-bool samples(const kv_policy& policy) {
-    return (policy.flags & KV_POLICY_SAMPLE) != 0 || policy.scorer == KV_SCORER_VASE_ATTENTION;
-}
-
-void observe_at_random(world& world, kv_policy& policy) {
-    const bool by_queries =
-        policy.scorer == KV_SCORER_EXPECTED_ATTENTION || policy.scorer == KV_SCORER_BLEND;
-    if (by_queries && world.below(2) == 0) {
-        policy.flags |= KV_POLICY_STATISTICS_ONLINE;
-    }
-    if (world.below(2) == 0) policy.window = 1 + static_cast<uint32_t>(world.below(12));
-    if (world.below(4) == 0) policy.observe_every = static_cast<uint32_t>(world.below(4));
-    if (world.below(3) == 0) policy.decay = 1.0f - static_cast<float>(world.below(8)) / 16.0f;
-    if (world.below(4) == 0) policy.pool_width = 1 + 2 * static_cast<uint32_t>(world.below(5));
-    if (world.below(4) == 0) policy.flags |= KV_POLICY_POOL_MAX;
-    if (world.below(2) == 0) policy.flags |= KV_POLICY_EXACT_REDUNDANCY;
-}
-
-void adjust_at_random(world& world, kv_policy& policy) {
-    const bool may_sample = policy.scorer == KV_SCORER_H2O || policy.scorer == KV_SCORER_SNAPKV ||
-                            policy.scorer == KV_SCORER_VASE_SKETCH ||
-                            policy.scorer == KV_SCORER_HOST;
-    if (may_sample && world.below(4) == 0) policy.flags |= KV_POLICY_SAMPLE;
-    if (world.below(6) == 0) policy.value_reserve = static_cast<uint32_t>(world.below(60));
-    if (world.below(8) == 0) {
-        policy.prompt_tokens = std::max(policy.prompt_tokens, 60u);
-        policy.segments = 1 + static_cast<uint32_t>(world.below(20));
-        policy.segment_quota = static_cast<uint32_t>(world.below(6));
-    }
-    if (policy.prompt_tokens != 0 && world.below(4) == 0) policy.flags |= KV_POLICY_AT_PROMPT_END;
-    if (world.below(5) == 0) policy.slack = 1 + static_cast<uint32_t>(world.below(20));
-}
-
-void allocate_at_random(world& world, kv_policy& policy) {
-    if (policy.selection == KV_SELECT_PER_HEAD || policy.selection == KV_SELECT_UNION) return;
+kv_policy random_policy(world& world) {
     const std::vector<oracle_lane_shape>& lanes = world.model().lanes;
     const bool apart = std::all_of(lanes.begin(), lanes.end(), [&](const oracle_lane_shape& lane) {
         return !lane.evictable || lane.kv_heads == 1;
     });
-    switch (world.below(6)) {
-        case 0:
-            policy.allocator = KV_ALLOCATE_PYRAMID;
-            policy.steepness = static_cast<uint32_t>(world.below(30));
-            break;
-        case 1:
-            if (samples(policy)) break;
-            policy.allocator = KV_ALLOCATE_THRESHOLD;
-            policy.threshold = static_cast<float>(world.below(40)) / 20.0f - 0.5f;
-            break;
-        case 2:
-            if (!apart || policy.selection == KV_SELECT_PER_LAYER ||
-                resolved_selection(policy) == KV_SELECT_PER_LAYER) {
-                break;
-            }
-            policy.allocator = KV_ALLOCATE_ADAPTIVE;
-            policy.floor_share = static_cast<float>(world.below(5)) / 4.0f;
-            break;
-        default:
-            break;
-    }
-}
-
-}  // namespace
-
-kv_policy random_policy(world& world) {
-    kv_policy policy = KV_INIT(kv_policy);
-    policy.scorer = 1 + static_cast<uint32_t>(world.below(world.below(3) == 0 ? 4 : 16));
-    policy.selection = static_cast<uint32_t>(world.below(5));
-    policy.budget = 1 + static_cast<uint32_t>(world.below(70));
-    policy.every = static_cast<uint32_t>(world.below(3) == 0 ? 0 : 1 + world.below(24));
-    if (world.below(2) == 0) policy.sinks = static_cast<uint32_t>(world.below(20));
-    if (world.below(2) == 0) policy.recent = static_cast<uint32_t>(world.below(30));
-    if (world.below(3) == 0) {
-        policy.flags |= KV_POLICY_PROTECT_PROMPT;
-        policy.prompt_tokens = 1 + static_cast<uint32_t>(world.below(40));
-        if (world.below(2) == 0) policy.flags |= KV_POLICY_PROMPT_ON_TOP;
-    }
-    if (policy.scorer == KV_SCORER_TRIATTENTION) {
-        if (world.below(3) == 0) policy.flags |= KV_POLICY_OFFSETS_MAX;
-        if (world.below(2) == 0) policy.offset_max = 1u << world.below(12);
-    }
-    if (world.below(9) == 0) policy.skip_layers = 1;
-    policy.seed = world.random()();
-    observe_at_random(world, policy);
-    adjust_at_random(world, policy);
-    allocate_at_random(world, policy);
-    return policy;
+    return random_policy(world.random(), apart);
 }
 
 namespace {
