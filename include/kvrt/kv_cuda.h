@@ -26,12 +26,12 @@
  *
  * Policies and kv_compress: STREAMING, RANDOM, KEY_NORM, TRIATTENTION, KEYDIFF, LAGKV, VASE_SKETCH,
  * EXPECTED_ATTENTION, H2O, SCISSORHANDS, TOVA, SNAPKV, RKV (without EXACT_REDUNDANCY),
- * VASE_ATTENTION and BLEND, with every selection, as docs/device.md says; their rounds are enqueued
- * behind the step, on its stream, and blocks return with it. kv_compress outside of steps goes to a
- * stream of the pool's, or that of an open step, which must not be captured then. The first policy
- * takes device memory for positions and scores, kv_cuda_pool_set_scoring for matrix products. Other
- * policies, allocators by scores (ADAPTIVE, THRESHOLD: only the device would know how many tokens
- * stay), those of layers that seal and KV_POOL_DEBUG are UNSUPPORTED.
+ * VASE_ATTENTION, HOST and BLEND, with every selection, as docs/device.md says; their rounds are
+ * enqueued behind the step, on its stream, and blocks return with it. kv_compress outside of steps
+ * goes to a stream of the pool's, or that of an open step, which must not be captured then. The
+ * first policy takes device memory for positions and scores, kv_cuda_pool_set_scoring for matrix
+ * products. Allocators by scores (ADAPTIVE, THRESHOLD: only the device would know how many tokens
+ * stay), policies of layers that seal and KV_POOL_DEBUG are UNSUPPORTED.
  *
  * Attention is observed there, as kv_attend enqueues it; while its stream is captured that is
  * UNSUPPORTED, unless KV_ATTEND_NO_STATISTICS leaves it out, so that replayed steps observe
@@ -39,6 +39,12 @@
  * open step (which must not be captured) or one of the pool's. max_observed_sequences takes device
  * memory when the pool is created: for each of them 12 bytes for every KV head and token of
  * max_tokens_per_sequence that a policy may choose, and room for a step's weights.
+ *
+ * Scores that the host gives (kv_seq_set_scores) are copied in the call, and go up behind all that
+ * was enqueued: on the stream of an open step, which must not be captured, of the last one, or on
+ * one of the pool's. AGAIN: there is no room until the device has read what is on its way; nothing
+ * has changed then. The first policy of HOST takes pinned memory, and as much of the device, for two
+ * calls with scores of max_tokens_per_sequence positions; one with more than both is TOO_LARGE.
  *
  * Statistics of queries are gathered as kv_attend is called. The first sequence that may gather
  * them takes device memory: for each of max_sequences 72 bytes for every band of every query head,
@@ -148,6 +154,15 @@ KV_API KV_MUST_CHECK kv_status kv_cuda_step_tables(kv_step *step, uint32_t layer
 /* Bytes of device memory behind the pool's arena now. Elastic pools give theirs back once no step
  * in flight can read them. Errors: INVALID (the pool is on the CPU). Threads: external. */
 KV_API KV_MUST_CHECK kv_status kv_cuda_pool_memory(kv_pool *pool, uint64_t *out_bytes);
+
+/* As kv_seq_set_scores, for scores in device memory: they are read behind all that `stream` has,
+ * on which nothing may overwrite them before that. Errors: as kv_seq_set_scores (on the device
+ * AGAIN, too: nothing has changed then); INVALID (the pool is on the CPU, a stream as
+ * kv_cuda_step_use_stream refuses it), DEVICE. Threads: external. */
+KV_API KV_MUST_CHECK kv_status kv_cuda_seq_set_scores(kv_pool *pool, kv_seq seq, uint32_t layer,
+                                                      uint64_t first_position, uint64_t tokens,
+                                                      const float *scores,
+                                                      struct CUstream_st *stream);
 
 /* Who scores keys by TriAttention, for KV_SCORER_TRIATTENTION and in KV_SCORER_BLEND: a kernel of
  * the library's own, which a pool begins with; or matrix products by cuBLASLt of CUDA 13 or 12

@@ -117,6 +117,12 @@ class plugin_device final : public device_memory, public step_clock {
     status set_scoring(const kvrt_scoring& wanted) {
         return told(plugin_->set_scoring(device_, &wanted));
     }
+    status create_given(const kvrt_given_memory& memory) {
+        return told(plugin_->create_given(device_, &memory));
+    }
+    status give_scores(uint64_t step, const kvrt_given_scores& call) {
+        return told(plugin_->give_scores(device_, step, &call));
+    }
     void report_scoring(kvrt_scoring_report& report) const {
         plugin_->report_scoring(device_, &report);
     }
