@@ -5,8 +5,8 @@
  * device's primary context (the one that the runtime API uses). Streams belong to that context. No
  * call leaves another context current than the caller's, none uses the default stream, and none
  * waits for the device, but kv_pool_release, kv_seq_get_scores, kv_seq_get_statistics,
- * kv_seq_save_statistics, kv_seq_fit_affine, and kv_seq_get_positions where a policy has chosen
- * tokens by scores.
+ * kv_seq_save_statistics, kv_seq_fit_affine, kv_seq_get_positions where a policy has chosen tokens
+ * by scores, and kv_pool_check of pools with KV_POOL_DEBUG.
  *
  * A step's work, the library's and that of the host's own kernels, is enqueued on one stream
  * between kv_cuda_step_use_stream and kv_step_end, which puts an event behind it. Blocks that the
@@ -31,7 +31,7 @@
  * goes to a stream of the pool's, or that of an open step, which must not be captured then. The
  * first policy takes device memory for positions and scores, kv_cuda_pool_set_scoring for matrix
  * products. Allocators by scores (ADAPTIVE, THRESHOLD: only the device would know how many tokens
- * stay), policies of layers that seal and KV_POOL_DEBUG are UNSUPPORTED.
+ * stay) and policies of layers that seal are UNSUPPORTED.
  *
  * Attention is observed there, as kv_attend enqueues it; while its stream is captured that is
  * UNSUPPORTED, unless KV_ATTEND_NO_STATISTICS leaves it out, so that replayed steps observe
@@ -51,6 +51,10 @@
  * and 16 for the head. In a captured step that is UNSUPPORTED, unless KV_ATTEND_NO_STATISTICS
  * leaves them out: replayed steps gather nothing. A fork copies them, on the stream of an open step
  * (which must not be captured then) or one of the pool's.
+ *
+ * With KV_POOL_DEBUG blocks are filled on a stream of the pool's while no step uses them, which
+ * whatever is enqueued next waits for. Where that is captured, and where an elastic pool gives
+ * memory back, the host waits for the fills, which wait for no step.
  *
  * kv_plan answers as for the CPU, and needs no device. Its metadata_bytes leave out the image of
  * the tables on the device (see kv_cuda_tables), which takes as much there: for each of two steps

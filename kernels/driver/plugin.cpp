@@ -8,6 +8,7 @@
 #include "driver/buffer.hpp"
 #include "driver/counters.hpp"
 #include "driver/description.hpp"
+#include "driver/fills.hpp"
 #include "driver/gather.hpp"
 #include "driver/give.hpp"
 #include "driver/rounds.hpp"
@@ -31,6 +32,7 @@ struct kvrt_device {
     round_runner rounds;
     query_gatherer queries;
     score_giver given;
+    block_fills fills;
     fence_ring fences;
 
     explicit kvrt_device(const kvrt_device_options& options)
@@ -95,11 +97,27 @@ kv_status reserve(kvrt_device* device, uint64_t bytes, uint64_t alignment, void*
     return verdict;
 }
 
-/// Of an open step.
+/// Of an open step, which is behind all that blocks were filled with.
 status find_stream(kvrt_device* device, uint64_t step, stream_handle& stream) {
     stream = device->fences.stream_of(step);
     if (stream == nullptr) return fail(KV_INTERNAL, "step {} has no stream", step);
-    return KV_OK;
+    return device->fills.settle(stream);
+}
+
+/// What is filled must not be unmapped before that, and no step may know of it.
+void give_back(kvrt_device* device, uint64_t offset, uint64_t bytes) {
+    (void)device->fills.wait();
+    device->arena.give_back(offset, bytes);
+}
+
+void fill(kvrt_device* device, uint64_t offset, uint64_t bytes, uint32_t value) {
+    device->fills.fill(device->context, device->at(offset), bytes, value);
+}
+
+kv_status read(kvrt_device* device, uint64_t first, uint64_t stride, uint64_t count, uint64_t bytes,
+               void* out) {
+    return device->fills.read(device->context, device->at(first), stride, count, bytes,
+                              static_cast<std::byte*>(out));
 }
 
 kv_status poll(kvrt_device* device) {
@@ -276,8 +294,7 @@ const kvrt_plugin plugin = {
     .reserve = reserve,
     .commit = [](kvrt_device* device, uint64_t offset,
                  uint64_t bytes) { return device->arena.commit(offset, bytes); },
-    .give_back = [](kvrt_device* device, uint64_t offset,
-                    uint64_t bytes) { device->arena.give_back(offset, bytes); },
+    .give_back = give_back,
     .mapped_bytes = [](const kvrt_device* device) { return device->arena.mapped_bytes(); },
     .begin_step = begin_step,
     .end_step = [](kvrt_device* device, uint64_t step) { return device->fences.record(step); },
@@ -326,6 +343,8 @@ const kvrt_plugin plugin = {
         },
     .create_given = create_given,
     .give_scores = give_scores,
+    .fill = fill,
+    .read = read,
 };
 
 }  // namespace

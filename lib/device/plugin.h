@@ -3,7 +3,7 @@
  * different compilers, with different standard libraries.
  *
  * Offsets are into the arena, bytes. Every function that can fail returns a kv_status and leaves a
- * message; none waits for the device, but close and read_words. One thread at a time is inside a
+ * message; none waits for the device, but close, read and read_words. One thread at a time is inside a
  * device. */
 #ifndef KVRT_DEVICE_PLUGIN_H
 #define KVRT_DEVICE_PLUGIN_H
@@ -500,6 +500,12 @@ typedef struct kvrt_plugin {
      * then as they come. AGAIN: there is no room until the device has read what is on its way. */
     kv_status (*create_given)(kvrt_device* device, const kvrt_given_memory* memory);
     kv_status (*give_scores)(kvrt_device* device, uint64_t step, const kvrt_given_scores* call);
+
+    /* As inspected_memory (device/device.hpp), of the arena. A fill that fails is told by the next
+     * call that enqueues. */
+    void (*fill)(kvrt_device* device, uint64_t offset, uint64_t bytes, uint32_t value);
+    kv_status (*read)(kvrt_device* device, uint64_t first, uint64_t stride, uint64_t count,
+                      uint64_t bytes, void* out);
 } kvrt_plugin;
 
 /* The symbol: a function that returns the table. */
