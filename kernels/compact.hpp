@@ -33,8 +33,10 @@ struct compact_lane {
     uint32_t explicit_slots;
     uint32_t next_position;
     uint64_t before = no_sums;  ///< a second array of sums
-    /// So many slots have a sum in each; survivors behind them get 0.
+    /// So many slots have a sum in each; survivors behind them get `unknown`, and 0.
     uint32_t sums_slots = 0, before_slots = 0;
+    float unknown = 0.0f;
+    uint32_t unused = 0;
 };
 inline constexpr uint32_t no_block = 0xffffffffu;
 
@@ -229,7 +231,7 @@ KVRT_DEVICE void move_notes(const head_move<Cx>& move, const compact_lane& lane)
         const uint32_t slot = first + Cx::thread();
         uint32_t position = 0;
         uint32_t kept_in = no_block;  // the block whose entry is right already
-        float sum = 0.0f, sum_before = 0.0f;
+        float sum = lane.unknown, sum_before = 0.0f;
         if (slot < move.count) {
             const uint32_t from = Cx::template load_constant<uint32_t>(move.survivors + slot);
             if (positions) {
@@ -277,6 +279,7 @@ KVRT_DEVICE void compact_lanes(const compact_parameters& call) {
     lane.before = Cx::template load_constant<uint64_t>(&listed.before);
     lane.sums_slots = Cx::template load_constant<uint32_t>(&listed.sums_slots);
     lane.before_slots = Cx::template load_constant<uint32_t>(&listed.before_slots);
+    lane.unknown = Cx::template load_constant<float>(&listed.unknown);
 
     const operand_place& operand = part == 1 ? call.place.values : call.place.keys;
     const head_move<Cx> move{call,

@@ -1,5 +1,6 @@
-// observe.hpp and pool.hpp for the GPU.
+// observe.hpp, pool.hpp and give.hpp for the GPU.
 #include "kernels/cuda_context.cuh"
+#include "kernels/give.hpp"
 #include "kernels/observe.hpp"
 #include "kernels/pool.hpp"
 
@@ -12,4 +13,8 @@ extern "C" __global__ void __launch_bounds__(observe_threads, 8)
 extern "C" __global__ void __launch_bounds__(pool_threads)
     kvrt_pool_rows(const __grid_constant__ pool_parameters call) {
     pool_rows<cuda_context>(call);
+}
+extern "C" __global__ void __launch_bounds__(score_threads)
+    kvrt_give_scores(const __grid_constant__ give_parameters call) {
+    give_scores<cuda_context>(call);
 }

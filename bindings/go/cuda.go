@@ -72,6 +72,20 @@ func (p *Pool) CUDAMemory() (uint64, error) {
 	return uint64(got.count), p.failure(got.result)
 }
 
+// SetCUDAScores is SetScores for [KV heads, tokens] scores of float32 in device memory, which are read
+// behind all that stream has: a CUstream or cudaStream_t of the device's primary context, not the
+// default one. Nobody can check that they are there.
+func (p *Pool) SetCUDAScores(sequence Sequence, layer uint32, first, tokens uint64,
+	scores, stream unsafe.Pointer) error {
+	if err := p.enter(); err != nil {
+		return err
+	}
+	defer p.leave()
+	return p.failure(C.kvgo_cuda_seq_set_scores(p.handle, C.kv_seq(sequence), C.uint32_t(layer),
+		C.uint64_t(first), C.uint64_t(tokens), C.uintptr_t(uintptr(scores)),
+		C.uintptr_t(uintptr(stream))))
+}
+
 // CUDAScoreMethod is who scores keys by TriAttention on a CUDA device.
 type CUDAScoreMethod uint32
 

@@ -58,6 +58,7 @@ func TestPoolOnCPUTakesNothingOfADevice(t *testing.T) {
 	refused(t, pool.SetCUDAScoring(scoring), ErrInvalid, "9")
 	sequence, err := pool.CreateSequence(SequenceConfig{})
 	must(t, err)
+	refused(t, pool.SetCUDAScores(sequence, 0, 0, 1, nil, nil), ErrInvalid, "CPU")
 	step, err := pool.BeginStep()
 	must(t, err)
 	defer step.Close()

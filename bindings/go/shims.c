@@ -278,6 +278,13 @@ kvgo_cuda_scoring kvgo_cuda_pool_get_scoring(uintptr_t pool) {
     return out;
 }
 
+kvgo_result kvgo_cuda_seq_set_scores(uintptr_t pool, kv_seq seq, uint32_t layer,
+                                     uint64_t first_position, uint64_t tokens, uintptr_t scores,
+                                     uintptr_t stream) {
+    return finish(kv_cuda_seq_set_scores(pool_of(pool), seq, layer, first_position, tokens,
+                                         (const float*)scores, (struct CUstream_st*)stream));
+}
+
 kvgo_result kvgo_cuda_step_use_stream(uintptr_t step, uintptr_t stream) {
     return finish(kv_cuda_step_use_stream(step_of(step), (struct CUstream_st*)stream));
 }

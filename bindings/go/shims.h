@@ -186,6 +186,9 @@ kvgo_count kvgo_cuda_pool_memory(uintptr_t pool);
 kvgo_result kvgo_cuda_pool_set_scoring(uintptr_t pool, uint32_t method, uint64_t workspace_bytes,
                                        uint32_t flags);
 kvgo_cuda_scoring kvgo_cuda_pool_get_scoring(uintptr_t pool);
+kvgo_result kvgo_cuda_seq_set_scores(uintptr_t pool, kv_seq seq, uint32_t layer,
+                                     uint64_t first_position, uint64_t tokens, uintptr_t scores,
+                                     uintptr_t stream);
 kvgo_result kvgo_cuda_step_use_stream(uintptr_t step, uintptr_t stream);
 kvgo_cuda_tables kvgo_cuda_step_tables(uintptr_t step, uint32_t layer, uint32_t kv_head);
 kvgo_result kvgo_write_on_device(uintptr_t step, uint32_t layer, kvgo_device_tensor keys,

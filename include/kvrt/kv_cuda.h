@@ -5,8 +5,8 @@
  * device's primary context (the one that the runtime API uses). Streams belong to that context. No
  * call leaves another context current than the caller's, none uses the default stream, and none
  * waits for the device, but kv_pool_release, kv_seq_get_scores, kv_seq_get_statistics,
- * kv_seq_save_statistics, kv_seq_fit_affine, and kv_seq_get_positions where a policy has chosen
- * tokens by scores.
+ * kv_seq_save_statistics, kv_seq_fit_affine, kv_seq_get_positions where a policy has chosen tokens
+ * by scores, and kv_pool_check of pools with KV_POOL_DEBUG.
  *
  * A step's work, the library's and that of the host's own kernels, is enqueued on one stream
  * between kv_cuda_step_use_stream and kv_step_end, which puts an event behind it. Blocks that the
@@ -26,12 +26,12 @@
  *
  * Policies and kv_compress: STREAMING, RANDOM, KEY_NORM, TRIATTENTION, KEYDIFF, LAGKV, VASE_SKETCH,
  * EXPECTED_ATTENTION, H2O, SCISSORHANDS, TOVA, SNAPKV, RKV (without EXACT_REDUNDANCY),
- * VASE_ATTENTION and BLEND, with every selection, as docs/device.md says; their rounds are enqueued
- * behind the step, on its stream, and blocks return with it. kv_compress outside of steps goes to a
- * stream of the pool's, or that of an open step, which must not be captured then. The first policy
- * takes device memory for positions and scores, kv_cuda_pool_set_scoring for matrix products. Other
- * policies, allocators by scores (ADAPTIVE, THRESHOLD: only the device would know how many tokens
- * stay), those of layers that seal and KV_POOL_DEBUG are UNSUPPORTED.
+ * VASE_ATTENTION, HOST and BLEND, with every selection, as docs/device.md says; their rounds are
+ * enqueued behind the step, on its stream, and blocks return with it. kv_compress outside of steps
+ * goes to a stream of the pool's, or that of an open step, which must not be captured then. The
+ * first policy takes device memory for positions and scores, kv_cuda_pool_set_scoring for matrix
+ * products. Allocators by scores (ADAPTIVE, THRESHOLD: only the device would know how many tokens
+ * stay) and policies of layers that seal are UNSUPPORTED.
  *
  * Attention is observed there, as kv_attend enqueues it; while its stream is captured that is
  * UNSUPPORTED, unless KV_ATTEND_NO_STATISTICS leaves it out, so that replayed steps observe
@@ -40,11 +40,21 @@
  * memory when the pool is created: for each of them 12 bytes for every KV head and token of
  * max_tokens_per_sequence that a policy may choose, and room for a step's weights.
  *
+ * Scores that the host gives (kv_seq_set_scores) are copied in the call, and go up behind all that
+ * was enqueued: on the stream of an open step, which must not be captured, of the last one, or on
+ * one of the pool's. AGAIN: there is no room until the device has read what is on its way; nothing
+ * has changed then. The first policy of HOST takes pinned memory, and as much of the device, for two
+ * calls with scores of max_tokens_per_sequence positions; one with more than both is TOO_LARGE.
+ *
  * Statistics of queries are gathered as kv_attend is called. The first sequence that may gather
  * them takes device memory: for each of max_sequences 72 bytes for every band of every query head,
  * and 16 for the head. In a captured step that is UNSUPPORTED, unless KV_ATTEND_NO_STATISTICS
  * leaves them out: replayed steps gather nothing. A fork copies them, on the stream of an open step
  * (which must not be captured then) or one of the pool's.
+ *
+ * With KV_POOL_DEBUG blocks are filled on a stream of the pool's while no step uses them, which
+ * whatever is enqueued next waits for. Where that is captured, and where an elastic pool gives
+ * memory back, the host waits for the fills, which wait for no step.
  *
  * kv_plan answers as for the CPU, and needs no device. Its metadata_bytes leave out the image of
  * the tables on the device (see kv_cuda_tables), which takes as much there: for each of two steps
@@ -148,6 +158,15 @@ KV_API KV_MUST_CHECK kv_status kv_cuda_step_tables(kv_step *step, uint32_t layer
 /* Bytes of device memory behind the pool's arena now. Elastic pools give theirs back once no step
  * in flight can read them. Errors: INVALID (the pool is on the CPU). Threads: external. */
 KV_API KV_MUST_CHECK kv_status kv_cuda_pool_memory(kv_pool *pool, uint64_t *out_bytes);
+
+/* As kv_seq_set_scores, for scores in device memory: they are read behind all that `stream` has,
+ * on which nothing may overwrite them before that. Errors: as kv_seq_set_scores (on the device
+ * AGAIN, too: nothing has changed then); INVALID (the pool is on the CPU, a stream as
+ * kv_cuda_step_use_stream refuses it), DEVICE. Threads: external. */
+KV_API KV_MUST_CHECK kv_status kv_cuda_seq_set_scores(kv_pool *pool, kv_seq seq, uint32_t layer,
+                                                      uint64_t first_position, uint64_t tokens,
+                                                      const float *scores,
+                                                      struct CUstream_st *stream);
 
 /* Who scores keys by TriAttention, for KV_SCORER_TRIATTENTION and in KV_SCORER_BLEND: a kernel of
  * the library's own, which a pool begins with; or matrix products by cuBLASLt of CUDA 13 or 12

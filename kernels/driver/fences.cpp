@@ -56,9 +56,9 @@ stream_handle fence_ring::stream_of(uint64_t fence) {
 status fence_ring::begin(uint64_t fence, stream_handle stream) {
     const current_context here(*device_);
     KVRT_TRY(here.state());
-    const entry* begun = find(fence);
+    entry* const begun = find(fence);
     if (begun != nullptr) {
-        if (begun->stream == stream) return KV_OK;
+        if (begun->stream == stream) return reopen(*begun);
         return fail(KV_INVALID, "step {} is on another stream already", fence);
     }
     KVRT_TRY(check_stream(*device_, stream, "begin of a step"));
@@ -84,6 +84,23 @@ status fence_ring::begin(uint64_t fence, stream_handle stream) {
     return KV_OK;
 }
 
+/// Behind all that others have enqueued, too: those that began later may be on other streams.
+status fence_ring::reopen(entry& step) {
+    KVRT_TRY(check_stream(*device_, step.stream, "round of a step"));
+    if (!step.recorded) return KV_OK;
+    for (uint32_t i = 0; i < count_; ++i) {
+        const entry& other = entries_[i];
+        if (other.stream == step.stream || other.order < step.order) continue;
+        if (!other.recorded) {
+            return fail(KV_INVALID, "step {} is open on another stream: end it first", other.fence);
+        }
+        KVRT_TRY(device_->check(device_->calls().stream_wait_event(step.stream, other.event, 0),
+                                "cuStreamWaitEvent"));
+    }
+    step.recorded = false;
+    return KV_OK;
+}
+
 status fence_ring::go_on(uint64_t fence, stream_handle stream) {
     entry* const step = find(fence);
     if (step == nullptr) {
@@ -94,9 +111,7 @@ status fence_ring::go_on(uint64_t fence, stream_handle stream) {
     }
     const current_context here(*device_);
     KVRT_TRY(here.state());
-    KVRT_TRY(check_stream(*device_, step->stream, "round of a step"));
-    step->recorded = false;
-    return KV_OK;
+    return reopen(*step);
 }
 
 status fence_ring::record(uint64_t fence) {

@@ -36,7 +36,8 @@ class fence_ring {
     status begin(uint64_t fence, stream_handle stream);
 
     /// The step `fence` enqueues more, behind what it has, until it is recorded again. One that has
-    /// not begun begins: on the stream of a step that is open, else on `stream`. INVALID as begin.
+    /// not begun begins: on the stream of a step that is open, else on `stream`. It is behind steps
+    /// that began later, too. INVALID as begin.
     status go_on(uint64_t fence, stream_handle stream);
 
     /// The step has enqueued all it will. One that has not begun has nothing to wait for.
@@ -67,6 +68,7 @@ class fence_ring {
     };
 
     entry* find(uint64_t fence);
+    status reopen(entry& step);
 
     device_context* device_ = nullptr;
     std::array<entry, capacity> entries_;  ///< first those in flight; the others' events are spare

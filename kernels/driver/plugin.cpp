@@ -8,7 +8,9 @@
 #include "driver/buffer.hpp"
 #include "driver/counters.hpp"
 #include "driver/description.hpp"
+#include "driver/fills.hpp"
 #include "driver/gather.hpp"
+#include "driver/give.hpp"
 #include "driver/rounds.hpp"
 #include "driver/table.hpp"
 #include "driver/verbs.hpp"
@@ -29,6 +31,8 @@ struct kvrt_device {
     staging_ring staging;
     round_runner rounds;
     query_gatherer queries;
+    score_giver given;
+    block_fills fills;
     fence_ring fences;
 
     explicit kvrt_device(const kvrt_device_options& options)
@@ -93,6 +97,29 @@ kv_status reserve(kvrt_device* device, uint64_t bytes, uint64_t alignment, void*
     return verdict;
 }
 
+/// Of an open step, which is behind all that blocks were filled with.
+status find_stream(kvrt_device* device, uint64_t step, stream_handle& stream) {
+    stream = device->fences.stream_of(step);
+    if (stream == nullptr) return fail(KV_INTERNAL, "step {} has no stream", step);
+    return device->fills.settle(stream);
+}
+
+/// What is filled must not be unmapped before that, and no step may know of it.
+void give_back(kvrt_device* device, uint64_t offset, uint64_t bytes) {
+    (void)device->fills.wait();
+    device->arena.give_back(offset, bytes);
+}
+
+void fill(kvrt_device* device, uint64_t offset, uint64_t bytes, uint32_t value) {
+    device->fills.fill(device->context, device->at(offset), bytes, value);
+}
+
+kv_status read(kvrt_device* device, uint64_t first, uint64_t stride, uint64_t count, uint64_t bytes,
+               void* out) {
+    return device->fills.read(device->context, device->at(first), stride, count, bytes,
+                              static_cast<std::byte*>(out));
+}
+
 kv_status poll(kvrt_device* device) {
     const status verdict = device->fences.poll();
     if (verdict == KV_OK) device->arena.collect();
@@ -101,8 +128,8 @@ kv_status poll(kvrt_device* device) {
 
 kv_status copy(kvrt_device* device, uint64_t step, uint64_t target, uint64_t source,
                uint64_t bytes) {
-    const stream_handle stream = device->fences.stream_of(step);
-    if (stream == nullptr) return fail(KV_INTERNAL, "step {} has no stream", step);
+    stream_handle stream = nullptr;
+    KVRT_TRY(find_stream(device, step, stream));
     const current_context here(device->context);
     KVRT_TRY(here.state());
     return device->context.check(device->context.calls().copy_on_device(
@@ -122,15 +149,15 @@ kv_status create_table(kvrt_device* device, uint64_t words, uint64_t staging_byt
 }
 
 kv_status upload_table(kvrt_device* device, uint64_t step) {
-    const stream_handle stream = device->fences.stream_of(step);
-    if (stream == nullptr) return fail(KV_INTERNAL, "step {} has no stream", step);
+    stream_handle stream = nullptr;
+    KVRT_TRY(find_stream(device, step, stream));
     return device->table.upload(device->staging, stream);
 }
 
 kv_status share_plans(kvrt_device* device, uint64_t step, const kvrt_share_plans* call) {
     KVRT_TRY(device->functions.state());
-    const stream_handle stream = device->fences.stream_of(step);
-    if (stream == nullptr) return fail(KV_INTERNAL, "step {} has no stream", step);
+    stream_handle stream = nullptr;
+    KVRT_TRY(find_stream(device, step, stream));
     return launch_share(device->functions, stream, device->table.address(), *call);
 }
 
@@ -148,15 +175,15 @@ kv_status create_sums(kvrt_device* device, uint64_t floats, float** out_address)
 
 kv_status write_rows(kvrt_device* device, uint64_t step, const kvrt_write_rows* call) {
     KVRT_TRY(device->functions.state());
-    const stream_handle stream = device->fences.stream_of(step);
-    if (stream == nullptr) return fail(KV_INTERNAL, "step {} has no stream", step);
+    stream_handle stream = nullptr;
+    KVRT_TRY(find_stream(device, step, stream));
     return launch_write(device->functions, stream, *call);
 }
 
 kv_status seal_blocks(kvrt_device* device, uint64_t step, const kvrt_seal_blocks* call) {
     KVRT_TRY(device->functions.state());
-    const stream_handle stream = device->fences.stream_of(step);
-    if (stream == nullptr) return fail(KV_INTERNAL, "step {} has no stream", step);
+    stream_handle stream = nullptr;
+    KVRT_TRY(find_stream(device, step, stream));
     const current_context here(device->context);
     KVRT_TRY(here.state());
     KVRT_TRY(check_stream(device->context, stream, "sealing"));
@@ -170,8 +197,8 @@ kv_status create_counters(kvrt_device* device, uint64_t count, uint64_t** out_ad
 }
 
 kv_status fetch_counters(kvrt_device* device, uint64_t step) {
-    const stream_handle stream = device->fences.stream_of(step);
-    if (stream == nullptr) return fail(KV_INTERNAL, "step {} has no stream", step);
+    stream_handle stream = nullptr;
+    KVRT_TRY(find_stream(device, step, stream));
     return device->counters.fetch(step, stream);
 }
 
@@ -184,8 +211,8 @@ kv_status begin_step(kvrt_device* device, uint64_t step, void* stream) {
 
 kv_status attend_rows(kvrt_device* device, uint64_t step, kvrt_attend_rows* call) {
     KVRT_TRY(device->functions.state());
-    const stream_handle stream = device->fences.stream_of(step);
-    if (stream == nullptr) return fail(KV_INTERNAL, "step {} has no stream", step);
+    stream_handle stream = nullptr;
+    KVRT_TRY(find_stream(device, step, stream));
     const current_context here(device->context);
     KVRT_TRY(here.state());
     int capture = capture_none;
@@ -204,8 +231,8 @@ kv_status create_queries(kvrt_device* device, uint64_t places, kvrt_query_memory
 }
 
 kv_status gather_queries(kvrt_device* device, uint64_t step, kvrt_gather_queries* call) {
-    const stream_handle stream = device->fences.stream_of(step);
-    if (stream == nullptr) return fail(KV_INTERNAL, "step {} has no stream", step);
+    stream_handle stream = nullptr;
+    KVRT_TRY(find_stream(device, step, stream));
     const current_context here(device->context);
     KVRT_TRY(here.state());
     int capture = capture_none;
@@ -216,28 +243,39 @@ kv_status gather_queries(kvrt_device* device, uint64_t step, kvrt_gather_queries
     return device->queries.run(device->functions, stream, *call);
 }
 
+kv_status create_given(kvrt_device* device, const kvrt_given_memory* memory) {
+    return device->given.create(device->context, device->functions, *memory);
+}
+
+kv_status give_scores(kvrt_device* device, uint64_t step, const kvrt_given_scores* call) {
+    KVRT_TRY(device->functions.state());
+    stream_handle stream = nullptr;
+    KVRT_TRY(find_stream(device, step, stream));
+    return device->given.run(device->functions, stream, *call);
+}
+
 kv_status open_round(kvrt_device* device, uint64_t step) {
     return device->fences.go_on(step, device->rounds.stream());
 }
 
 kv_status run_round(kvrt_device* device, uint64_t step, kvrt_round* call) {
     KVRT_TRY(device->functions.state());
-    const stream_handle stream = device->fences.stream_of(step);
-    if (stream == nullptr) return fail(KV_INTERNAL, "step {} has no stream", step);
+    stream_handle stream = nullptr;
+    KVRT_TRY(find_stream(device, step, stream));
     return device->rounds.run(stream, *call);
 }
 
 kv_status read_words(kvrt_device* device, uint64_t step, const kvrt_words* pieces, uint64_t count,
                      uint32_t* out) {
-    const stream_handle stream = device->fences.stream_of(step);
-    if (stream == nullptr) return fail(KV_INTERNAL, "step {} has no stream", step);
+    stream_handle stream = nullptr;
+    KVRT_TRY(find_stream(device, step, stream));
     return device->rounds.read(stream, pieces, count, out);
 }
 
 kv_status copy_words(kvrt_device* device, uint64_t step, uint32_t* target, const uint32_t* source,
                      uint64_t words) {
-    const stream_handle stream = device->fences.stream_of(step);
-    if (stream == nullptr) return fail(KV_INTERNAL, "step {} has no stream", step);
+    stream_handle stream = nullptr;
+    KVRT_TRY(find_stream(device, step, stream));
     const current_context here(device->context);
     KVRT_TRY(here.state());
     return device->context.check(
@@ -257,8 +295,7 @@ const kvrt_plugin plugin = {
     .reserve = reserve,
     .commit = [](kvrt_device* device, uint64_t offset,
                  uint64_t bytes) { return device->arena.commit(offset, bytes); },
-    .give_back = [](kvrt_device* device, uint64_t offset,
-                    uint64_t bytes) { device->arena.give_back(offset, bytes); },
+    .give_back = give_back,
     .mapped_bytes = [](const kvrt_device* device) { return device->arena.mapped_bytes(); },
     .begin_step = begin_step,
     .end_step = [](kvrt_device* device, uint64_t step) { return device->fences.record(step); },
@@ -307,6 +344,10 @@ const kvrt_plugin plugin = {
         [](const kvrt_device* device, kvrt_scoring_report* report) {
             device->rounds.triattention().report(*report);
         },
+    .create_given = create_given,
+    .give_scores = give_scores,
+    .fill = fill,
+    .read = read,
 };
 
 }  // namespace

@@ -1,4 +1,5 @@
-// Rounds of scorers that go by what attention gave each slot: its sums, which neighbours may share.
+// Rounds of scorers that go by a number of each slot, which neighbours may share: the sum of what
+// attention gave it, or a score of the host's.
 #include "driver/rounds.hpp"
 #include "kernels/compact.hpp"
 #include "kernels/pool.hpp"
@@ -41,6 +42,7 @@ status round_scores::score_observed(const score_call& call) {
     parameters.most_slots = call.share.most_slots;
     parameters.width = scored.pool_width;
     parameters.greatest = scored.pool_maximum != 0;
+    parameters.unknown = call.first().sums.unknown;
     return functions_->launch(pool_, pool_blocks(parameters.count, parameters.most_slots),
                               pool_threads, 0, call.stream, &parameters);
 }

@@ -70,6 +70,8 @@ const round_scorer round_scores::scorers[] = {
      &round_scores::score_observed},
     {KV_SCORER_VASE_ATTENTION, lane_reads::nothing, false, 0, describe_nothing,
      &round_scores::score_observed},
+    {KV_SCORER_HOST, lane_reads::nothing, false, 0, describe_nothing,
+     &round_scores::score_observed},
     {KV_SCORER_RKV, lane_reads::keys, false, sizeof(score_lane), describe_key_lane,
      &round_scores::score_redundancy, &round_scores::redundancy_scratch, true},
     {KV_SCORER_BLEND, lane_reads::keys_by_format, true, sizeof(score_lane), describe_key_lane,

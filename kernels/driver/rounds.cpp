@@ -293,7 +293,9 @@ round_runner::places round_runner::pack(round_share& mine, set_lists& sets) {
                     static_cast<uint32_t>(rules.next_position),
                     from.sums.before,
                     from.sums.slots,
-                    from.sums.slots_before};
+                    from.sums.slots_before,
+                    from.sums.unknown,
+                    0};
     }
     if (mine.lanes->scores.pool_width != 0) pack_observed(mine, at);
     pack_sets(mine, tables, sets, at);

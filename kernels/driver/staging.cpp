@@ -20,9 +20,10 @@ staging_ring::~staging_ring() {
     if (host_ != nullptr) (void)calls.host_free(host_);
 }
 
-status staging_ring::create(device_context& device, uint64_t bytes) {
+status staging_ring::create(device_context& device, uint64_t bytes, uint32_t batches) {
     device_ = &device;
     bytes_ = bytes;
+    batch_count_ = batches;
     const driver& calls = device.calls();
     const current_context here(device);
     KVRT_TRY(here.state());
@@ -34,7 +35,8 @@ status staging_ring::create(device_context& device, uint64_t bytes) {
     if (device_memory_ == 0) {
         KVRT_TRY(device.allocate(bytes, "cuMemAlloc (staging)", device_memory_));
     }
-    for (batch& each : batches_) {
+    for (uint32_t i = 0; i < batch_count_; ++i) {
+        batch& each = batches_[i];
         if (each.event != nullptr) continue;
         KVRT_TRY(
             device.check(calls.event_create(&each.event, event_disable_timing), "cuEventCreate"));
@@ -48,7 +50,7 @@ status staging_ring::poll() {
         const driver_result result = device_->calls().event_query(at(0).event);
         if (result == error_not_ready) return KV_OK;
         KVRT_TRY(device_->check(result, "cuEventQuery"));
-        first_ = (first_ + 1) % most_batches;
+        first_ = (first_ + 1) % batch_count_;
         --count_;
     }
     return KV_OK;
@@ -70,7 +72,7 @@ status staging_ring::open(uint64_t least, uint64_t wanted, stream_handle stream)
     const uint64_t in_front = count_ == 0 || wraps ? 0 : oldest;
     const bool at_front = behind < std::min(wanted, std::max(in_front, least));
     const uint64_t room = at_front ? in_front : behind;
-    if (count_ == most_batches || room < least) {
+    if (count_ == batch_count_ || room < least) {
         return fail(KV_AGAIN,
                     "staging: {} bytes at once, {} are free of {} and {} uploads in flight: let "
                     "the device catch up",

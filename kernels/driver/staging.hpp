@@ -11,7 +11,8 @@ namespace kvrt::cuda {
 
 class staging_ring {
   public:
-    static constexpr uint32_t most_batches = 16;  ///< in flight
+    static constexpr uint32_t most_batches = 16;  ///< in flight, unless a ring is made for others
+    static constexpr uint32_t room_for_batches = 256;
     static constexpr uint64_t alignment = 64;
 
     staging_ring() = default;
@@ -21,8 +22,8 @@ class staging_ring {
     ~staging_ring();
 
     /// `bytes` is a multiple of the alignment, at least 1024; the device has as many, at the same
-    /// offsets. After a failure it can be called again, for as many.
-    status create(device_context& device, uint64_t bytes);
+    /// offsets; up to room_for_batches. After a failure it can be called again, for as many.
+    status create(device_context& device, uint64_t bytes, uint32_t batches = most_batches);
 
     /// Opens a batch of up to `wanted` bytes, of at least `least`: a multiple of the alignment.
     /// AGAIN: there is no room for so many now. TOO_LARGE: there never is. Nothing is enqueued.
@@ -59,13 +60,14 @@ class staging_ring {
     };
 
     status poll();
-    batch& at(uint32_t index) { return batches_[(first_ + index) % most_batches]; }
+    batch& at(uint32_t index) { return batches_[(first_ + index) % batch_count_]; }
 
     device_context* device_ = nullptr;
     std::byte* host_ = nullptr;
     device_pointer device_memory_ = 0;
     uint64_t bytes_ = 0;
-    std::array<batch, most_batches> batches_;
+    std::array<batch, room_for_batches> batches_;
+    uint32_t batch_count_ = most_batches;
     uint32_t first_ = 0;  ///< the oldest in flight
     uint32_t count_ = 0;
     stream_handle stream_ = nullptr;  ///< of the open batch

@@ -2,6 +2,7 @@
 #include <exception>
 
 #include "api/create.hpp"
+#include "api/scores.hpp"
 #include "kvrt/kv_cuda.h"
 
 using namespace kvrt;
@@ -89,6 +90,19 @@ kv_status kv_cuda_pool_memory(kv_pool* pool, uint64_t* out_bytes) {
         if (!store.on_device()) return fail(KV_INVALID, "the pool is on the CPU");
         *out_bytes = store.device.mapped_bytes();
         return KV_OK;
+    });
+}
+
+kv_status kv_cuda_seq_set_scores(kv_pool* pool, kv_seq seq, uint32_t layer, uint64_t first_position,
+                                 uint64_t tokens, const float* scores, struct CUstream_st* stream) {
+    return call_pool(pool, [&]() -> status {
+        if (!pool->store.on_device()) return fail(KV_INVALID, "the pool is on the CPU");
+        if (stream == nullptr) {
+            return fail(KV_INVALID, "stream is NULL: the default stream is not used, create one");
+        }
+        return with_sequence(*pool, seq, [&](sequence& target) {
+            return set_scores(*pool, target, {layer, first_position, tokens, scores, true, stream});
+        });
     });
 }
 

@@ -19,16 +19,6 @@ status check_range(const char* name, uint64_t value, uint64_t low, uint64_t high
     return fail(KV_INVALID, "config: {} is {}: {} to {}", name, value, low, high);
 }
 
-/// What pools on the device do not do yet, as far as the config asks for it.
-status check_cuda_config(const kv_pool_config& config) {
-    const auto refuse = [](const char* name) {
-        return fail(KV_UNSUPPORTED,
-                    "config: {}: not on KV_DEVICE_CUDA in this version (see kv_cuda.h)", name);
-    };
-    if ((config.flags & KV_POOL_DEBUG) != 0) return refuse("KV_POOL_DEBUG");
-    return KV_OK;
-}
-
 }  // namespace
 
 status resolve_config(const kv_pool_config* config, kv_pool_config& resolved, kv_hooks& hooks) {
@@ -47,7 +37,6 @@ status resolve_config(const kv_pool_config* config, kv_pool_config& resolved, kv
     if (resolved.device != KV_DEVICE_CPU && resolved.device != KV_DEVICE_CUDA) {
         return fail(KV_UNSUPPORTED, "config: device {} is not one of KV_DEVICE_*", resolved.device);
     }
-    if (resolved.device == KV_DEVICE_CUDA) KVRT_TRY(check_cuda_config(resolved));
     if (resolved.layout > KV_LAYOUT_NHD) {
         return fail(KV_UNSUPPORTED, "config: layout {} is not one of KV_LAYOUT_*", resolved.layout);
     }
@@ -119,6 +108,7 @@ status create_stores(const kv_pool_config& resolved, const kv_model* model, kv_p
     options.slabs = resolved.arena_bytes / slab_bytes;
     options.elastic = (resolved.flags & KV_POOL_ELASTIC) != 0;
     options.debug = (resolved.flags & KV_POOL_DEBUG) != 0;
+    if (store.on_device()) options.inspected = &store.device;
     device_memory& memory = store.on_device() ? static_cast<device_memory&>(store.device)
                                               : static_cast<device_memory&>(store.memory);
     KVRT_TRY(store.blocks.create(allocator, memory, options, store.model.classes.data(),

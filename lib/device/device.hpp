@@ -24,6 +24,21 @@ class device_memory {
     virtual void give_back(uint64_t offset, uint64_t bytes) = 0;
 };
 
+/// Bytes of an arena that is not in the host's memory, for pools that look for errors
+/// (KV_POOL_DEBUG).
+class inspected_memory {
+  public:
+    virtual ~inspected_memory() = default;
+
+    /// Before whatever a step does next; of bytes that no step uses now.
+    virtual void fill(uint64_t offset, uint64_t bytes, unsigned char value) = 0;
+
+    /// `count` pieces of `bytes` each, `stride` apart, one behind the other: waits for fills, and
+    /// for no step.
+    virtual status read(uint64_t first, uint64_t stride, uint64_t count, uint64_t bytes,
+                        std::byte* out) = 0;
+};
+
 /// Which steps a device has finished that works on behind the host's back.
 class step_clock {
   public:

@@ -3,7 +3,7 @@
  * different compilers, with different standard libraries.
  *
  * Offsets are into the arena, bytes. Every function that can fail returns a kv_status and leaves a
- * message; none waits for the device, but close and read_words. One thread at a time is inside a
+ * message; none waits for the device, but close, read and read_words. One thread at a time is inside a
  * device. */
 #ifndef KVRT_DEVICE_PLUGIN_H
 #define KVRT_DEVICE_PLUGIN_H
@@ -302,6 +302,8 @@ typedef struct kvrt_round_scores {
 typedef struct kvrt_round_sums {
     uint64_t present, before; /* -1: none */
     uint32_t slots, slots_before;
+    float unknown; /* what slots without one have: 0; of scores that the host gives +infinity */
+    uint32_t unused;
 } kvrt_round_sums;
 
 /* One lane of one sequence. Tables are the host's, read in the call. */
@@ -341,6 +343,33 @@ typedef struct kvrt_round {
     uint64_t sums_stride; /* floats between KV heads */
     kvrt_query_memory queries;
 } kvrt_round;
+
+/* Room for scores that the host gives: of so many bytes at once, and so many calls in flight. */
+typedef struct kvrt_given_memory {
+    uint64_t bytes;
+    uint32_t calls, unused;
+} kvrt_given_memory;
+
+/* A lane of the layer that is scored. */
+typedef struct kvrt_given_lane {
+    const uint32_t* block_table; /* of the host: [blocks of `slots`], read in the call */
+    uint64_t sums;               /* place of KV head 0 in kvrt_given_scores.sums */
+    uint32_t slots, explicit_slots;
+    uint32_t known; /* slots that have a score since an earlier call */
+    uint32_t unused;
+} kvrt_given_lane;
+
+/* Scores of positions, of all KV heads of a layer, as give_scores of retention/observations.hpp. */
+typedef struct kvrt_given_scores {
+    const kvrt_lane* lane; /* all are stored alike */
+    const kvrt_given_lane* lanes;
+    uint32_t count;
+    uint32_t on_device; /* 1: scores is an address of the device */
+    uint64_t next_position, first_position, tokens;
+    const float* scores; /* [count * kv_heads][tokens] */
+    float* sums;         /* of the device, as in kvrt_round */
+    uint64_t sums_stride;
+} kvrt_given_scores;
 
 /* As kv_cuda_scoring and kv_cuda_scoring_report of kv_cuda.h. */
 typedef struct kvrt_scoring {
@@ -471,6 +500,17 @@ typedef struct kvrt_plugin {
     /* UNSUPPORTED: there is no library of matrix products, or no kernels. */
     kv_status (*set_scoring)(kvrt_device* device, const kvrt_scoring* wanted);
     void (*report_scoring)(const kvrt_device* device, kvrt_scoring_report* report);
+
+    /* Scores by slot that the host gives by position, enqueued for an open step: once per device,
+     * then as they come. AGAIN: there is no room until the device has read what is on its way. */
+    kv_status (*create_given)(kvrt_device* device, const kvrt_given_memory* memory);
+    kv_status (*give_scores)(kvrt_device* device, uint64_t step, const kvrt_given_scores* call);
+
+    /* As inspected_memory (device/device.hpp), of the arena. A fill that fails is told by the next
+     * call that enqueues. */
+    void (*fill)(kvrt_device* device, uint64_t offset, uint64_t bytes, uint32_t value);
+    kv_status (*read)(kvrt_device* device, uint64_t first, uint64_t stride, uint64_t count,
+                      uint64_t bytes, void* out);
 } kvrt_plugin;
 
 /* The symbol: a function that returns the table. */

@@ -163,6 +163,15 @@ void plugin_device::give_back(uint64_t offset, uint64_t bytes) {
     plugin_->give_back(device_, offset, bytes);
 }
 
+void plugin_device::fill(uint64_t offset, uint64_t bytes, unsigned char value) {
+    plugin_->fill(device_, offset, bytes, value);
+}
+
+status plugin_device::read(uint64_t first, uint64_t stride, uint64_t count, uint64_t bytes,
+                           std::byte* out) {
+    return told(plugin_->read(device_, first, stride, count, bytes, out));
+}
+
 status plugin_device::begin_step(uint64_t step, void* stream) {
     return told(plugin_->begin_step(device_, step, stream));
 }

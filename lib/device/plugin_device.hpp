@@ -31,7 +31,7 @@ struct device_allocator {
 /// What a device would be opened on. UNSUPPORTED: there is none.
 status describe_device(const kvrt_plugin& plugin, kvrt_device_description& out);
 
-class plugin_device final : public device_memory, public step_clock {
+class plugin_device final : public device_memory, public inspected_memory, public step_clock {
   public:
     plugin_device() = default;
     plugin_device(const plugin_device&) = delete;
@@ -46,6 +46,9 @@ class plugin_device final : public device_memory, public step_clock {
     status reserve(uint64_t bytes, uint64_t alignment, std::byte** out_base) override;
     status commit(uint64_t offset, uint64_t bytes) override;
     void give_back(uint64_t offset, uint64_t bytes) override;
+    void fill(uint64_t offset, uint64_t bytes, unsigned char value) override;
+    status read(uint64_t first, uint64_t stride, uint64_t count, uint64_t bytes,
+                std::byte* out) override;
     uint64_t mapped_bytes() const { return plugin_->mapped_bytes(device_); }
 
     status begin_step(uint64_t step, void* stream);
@@ -120,6 +123,12 @@ class plugin_device final : public device_memory, public step_clock {
     }
     status set_scoring(const kvrt_scoring& wanted) {
         return told(plugin_->set_scoring(device_, &wanted));
+    }
+    status create_given(const kvrt_given_memory& memory) {
+        return told(plugin_->create_given(device_, &memory));
+    }
+    status give_scores(uint64_t step, const kvrt_given_scores& call) {
+        return told(plugin_->give_scores(device_, step, &call));
     }
     void report_scoring(kvrt_scoring_report& report) const {
         plugin_->report_scoring(device_, &report);

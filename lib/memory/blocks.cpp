@@ -30,6 +30,10 @@ status block_store::create(host_allocator& allocator, device_memory& device,
         KVRT_TRY(target.positions.allocate(allocator, blocks * target.positions_per_block,
                                            "slot positions", memory_contents::undefined));
     }
+    if (settings.debug && settings.inspected != nullptr) {
+        KVRT_TRY(guards_.allocate(allocator, uint64_t{max_blocks_per_slab} * guard_bytes,
+                                  "guards that are read back"));
+    }
     KVRT_TRY(device.reserve(settings.slabs * slab_bytes, slab_bytes, &arena_));
 
     free_slab_count_ = settings.slabs;
@@ -148,6 +152,14 @@ void block_store::return_slab(uint32_t slab_index) {
     ++free_slab_count_;
 }
 
+void block_store::fill(block_id id, uint64_t offset, uint64_t bytes, unsigned char value) {
+    if (settings_.inspected != nullptr) {
+        settings_.inspected->fill(uint64_t{id} * block_unit + offset, bytes, value);
+    } else {
+        std::memset(block_address(arena_, id) + offset, value, bytes);
+    }
+}
+
 block_id block_store::allocate(uint32_t class_index) {
     block_class& owner = classes_[class_index];
     if (owner.first_partial == no_slab && !take_slab(class_index)) return no_block;
@@ -167,9 +179,8 @@ block_id block_store::allocate(uint32_t class_index) {
     ++owner.allocated;
     if (++pinned_ > peak_pinned_) peak_pinned_ = pinned_;
     if (settings_.debug) {
-        std::byte* bytes = block_address(arena_, id);
-        std::memset(bytes, fresh_byte, owner.block_bytes);
-        std::memset(bytes + owner.block_bytes, guard_byte, guard_bytes);
+        fill(id, 0, owner.block_bytes, fresh_byte);
+        fill(id, owner.block_bytes, guard_bytes, guard_byte);
     }
     return id;
 }
@@ -239,7 +250,7 @@ void block_store::collect(const fence_clock& clock) {
 
 void block_store::free_block(block_id id) {
     block_class& owner = classes_[class_of(id)];
-    if (settings_.debug) std::memset(block_address(arena_, id), fresh_byte, owner.block_bytes);
+    if (settings_.debug) fill(id, 0, owner.block_bytes, fresh_byte);
     const uint32_t slab_index = id / units_per_slab;
     slab& record = slabs_[slab_index];
     const uint32_t block = owner.numbering.in_slab(id);
@@ -281,6 +292,30 @@ uint64_t block_store::free_bytes(bool after_fences) const {
     return bytes;
 }
 
+status block_store::check_guards(uint32_t slab_index) const {
+    const slab& record = slabs_[slab_index];
+    const block_class& owner = classes_[record.class_index];
+    const uint64_t first = uint64_t{slab_index} * slab_bytes + owner.block_bytes;
+    const uint64_t stride = uint64_t{owner.numbering.units_per_block} * block_unit;
+    const std::byte* guards = arena_ + first;
+    uint64_t apart = stride;
+    if (settings_.inspected != nullptr) {
+        KVRT_TRY(settings_.inspected->read(first, stride, owner.numbering.blocks_per_slab,
+                                           guard_bytes, guards_.data()));
+        guards = guards_.data();
+        apart = guard_bytes;
+    }
+    for (uint32_t block = 0; block < owner.numbering.blocks_per_slab; ++block) {
+        const block_id id = slab_index * units_per_slab + block * owner.numbering.units_per_block;
+        if (record_of(id).references == 0) continue;
+        for (uint32_t i = 0; i < guard_bytes; ++i) {
+            if (guards[block * apart + i] == std::byte{guard_byte}) continue;
+            return fail(KV_INTERNAL, "byte {} behind block {} was overwritten", i, id);
+        }
+    }
+    return KV_OK;
+}
+
 status block_store::check_slab(uint32_t slab_index, uint64_t* free_blocks) const {
     const slab& record = slabs_[slab_index];
     const block_class& owner = classes_[record.class_index];
@@ -293,14 +328,8 @@ status block_store::check_slab(uint32_t slab_index, uint64_t* free_blocks) const
             return fail(KV_INTERNAL, "block {} is free and has {} references", id, references);
         }
         free_here += is_free ? 1 : 0;
-        if (!settings_.debug || is_free || references == 0) continue;
-        const std::byte* guard = block_address(arena_, id) + owner.block_bytes;
-        for (uint32_t i = 0; i < guard_bytes; ++i) {
-            if (guard[i] != std::byte{guard_byte}) {
-                return fail(KV_INTERNAL, "byte {} behind block {} was overwritten", i, id);
-            }
-        }
     }
+    if (settings_.debug) KVRT_TRY(check_guards(slab_index));
     if (free_here != record.free_blocks) {
         return fail(KV_INTERNAL, "slab {} has {} free blocks and counts {}", slab_index, free_here,
                     record.free_blocks);

@@ -64,6 +64,7 @@ class block_store {
         uint64_t slabs = 0;
         bool elastic = false;
         bool debug = false;
+        inspected_memory* inspected = nullptr;  ///< of an arena that the host cannot look into
     };
 
     status create(host_allocator& allocator, device_memory& device, const options& settings,
@@ -173,7 +174,9 @@ class block_store {
     void link_partial(uint32_t slab_index);
     void unlink_partial(uint32_t slab_index);
     bool fits(const uint64_t* needed, uint64_t slabs, bool count_free, bool count_parked) const;
+    void fill(block_id id, uint64_t offset, uint64_t bytes, unsigned char value);
     status check_slab(uint32_t slab_index, uint64_t* free_blocks) const;
+    status check_guards(uint32_t slab_index) const;
 
     std::byte* arena_ = nullptr;
     device_memory* device_ = nullptr;
@@ -182,6 +185,7 @@ class block_store {
     uint32_t class_count_ = 0;
     std::array<uint64_t, max_block_classes> promised_ = {};
     host_array<slab> slabs_;
+    mutable host_array<std::byte> guards_;    ///< of a slab's blocks, where they are read back
     uint32_t first_resident_free_ = no_slab;  ///< taken first
     uint32_t first_empty_free_ = no_slab;     ///< without memory behind them
     uint64_t free_slab_count_ = 0;

@@ -365,14 +365,13 @@ void compact_observations(observation_store& observations, const sequence& owner
     if (owner.observation_place == 0) return;
     const uint32_t place = index_of(owner);
     const observed_lane& state = lane_at(observations, place, lane);
-    const bool given = observations.places[place].rules.kind == observed_kind::given;
+    const float unknown = score_of_unknown(observations, owner);
     const auto slide = [&](uint32_t array, uint32_t slots) {
         float* sums =
             array_of(observations, place, array, lane) + kv_head * observations.slot_stride;
         const uint32_t known = survivors_below(survivors, count, slots);
         for (uint32_t i = 0; i < known; ++i) sums[i] = sums[survivors[i]];
         // Heads differ in how many of their survivors have sums; the lane has one number.
-        const float unknown = given ? std::numeric_limits<float>::infinity() : 0.0f;
         std::fill(sums + known, sums + std::min(slots, count), unknown);
     };
     slide(state.present, state.slots);
@@ -397,16 +396,19 @@ uint64_t positions_behind(const observation_store& observations, const sequence&
     return owner.next_position - lane_at(observations, index_of(owner), lane).given_end;
 }
 
+float score_of_unknown(const observation_store& observations, const sequence& owner) {
+    const bool given = observations.places[index_of(owner)].rules.kind == observed_kind::given;
+    return given ? std::numeric_limits<float>::infinity() : 0.0f;
+}
+
 void read_observations(const observation_store& observations, const sequence& owner, uint32_t lane,
                        uint32_t kv_head, uint32_t slots, float* scores) {
     const uint32_t place = index_of(owner);
     const observed_lane& state = lane_at(observations, place, lane);
     const uint64_t offset = kv_head * observations.slot_stride;
-    const bool given = observations.places[place].rules.kind == observed_kind::given;
     const uint32_t known = std::min(state.slots, slots);
     std::copy_n(array_of(observations, place, state.present, lane) + offset, known, scores);
-    std::fill(scores + known, scores + slots,
-              given ? std::numeric_limits<float>::infinity() : 0.0f);
+    std::fill(scores + known, scores + slots, score_of_unknown(observations, owner));
     const float* before = array_of(observations, place, state.previous, lane) + offset;
     const uint32_t known_before = std::min(state.previous_slots, slots);
     for (uint32_t slot = 0; slot < known_before; ++slot) scores[slot] += before[slot];

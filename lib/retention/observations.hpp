@@ -129,8 +129,10 @@ uint64_t observed_queries(const observation_store& observations, const sequence&
 uint64_t positions_behind(const observation_store& observations, const sequence& owner,
                           uint32_t lane);
 
-/// scores[slot] for [0, slots): the sums of a lane's KV head; of given scores +infinity where there
-/// is none.
+/// What slots have that were never summed: 0; of given scores +infinity.
+float score_of_unknown(const observation_store& observations, const sequence& owner);
+
+/// scores[slot] for [0, slots): the sums of a lane's KV head.
 void read_observations(const observation_store& observations, const sequence& owner, uint32_t lane,
                        uint32_t kv_head, uint32_t slots, float* scores);
 

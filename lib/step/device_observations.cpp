@@ -174,7 +174,7 @@ status read_sums(step_context& context, const sequence& owner, uint32_t lane, ui
     }
     const status ended = store.device.end_step(number);
     KVRT_TRY(verdict < 0 ? verdict : ended);
-    std::fill(scores + known, scores + slots, 0.0f);
+    std::fill(scores + known, scores + slots, score_of_unknown(observations, owner));
     for (uint32_t slot = 0; slot < known_before; ++slot) {
         scores[slot] += std::bit_cast<float>(before[slot]);
     }
@@ -183,8 +183,9 @@ status read_sums(step_context& context, const sequence& owner, uint32_t lane, ui
 
 kvrt_round_sums sums_of(const observation_store& observations, const sequence& owner,
                         uint32_t lane) {
-    kvrt_round_sums made = {no_sums, no_sums, 0, 0};
+    kvrt_round_sums made = {no_sums, no_sums, 0, 0, 0.0f, 0};
     if (owner.observation_place == 0) return made;
+    made.unknown = score_of_unknown(observations, owner);
     const observed_lane& state = observed_lane_of(observations, owner, lane);
     if (state.slots != 0) {
         made.present = place_of_sums(observations, owner, state.present, lane, 0);

@@ -211,24 +211,7 @@ status read_positions(step_context& context, const sequence& owner, uint32_t lan
 }
 
 bool goes_by_observation(uint32_t scorer) {
-    const observed_kind observed = find_scorer(scorer)->observes;
-    return observed != observed_kind::nothing && observed != observed_kind::given;
-}
-
-bool scores_on_device(uint32_t scorer) {
-    switch (scorer) {
-        case KV_SCORER_STREAMING:
-        case KV_SCORER_RANDOM:
-        case KV_SCORER_KEY_NORM:
-        case KV_SCORER_TRIATTENTION:
-        case KV_SCORER_KEYDIFF:
-        case KV_SCORER_LAGKV:
-        case KV_SCORER_VASE_SKETCH:
-        case KV_SCORER_EXPECTED_ATTENTION:
-            return true;
-        default:
-            return goes_by_observation(scorer);
-    }
+    return find_scorer(scorer)->observes != observed_kind::nothing;
 }
 
 status check_policy_on_device(const step_context& context, const kv_policy& policy) {
@@ -242,7 +225,6 @@ status check_policy_on_device(const step_context& context, const kv_policy& poli
         const std::string reason = message_buffer();
         return fail(kernels, "policy: {}", reason);
     }
-    if (!scores_on_device(policy.scorer)) return refuse(find_scorer(policy.scorer)->name);
     // Every key against every other, in memory for copies of all.
     const bool exact = (policy.flags & KV_POLICY_EXACT_REDUNDANCY) != 0;
     if (exact && policy.scorer == KV_SCORER_RKV) return refuse("EXACT_REDUNDANCY");
@@ -263,6 +245,7 @@ status check_policy_on_device(const step_context& context, const kv_policy& poli
 status prepare_policy_on_device(step_context& context, const kv_policy& policy) {
     KVRT_TRY(check_policy_on_device(context, policy));
     KVRT_TRY(context.rounds.prepare(context));
+    if (policy.scorer == KV_SCORER_HOST) KVRT_TRY(context.given.prepare(context));
     const auto& given = context.retention->statistics.given_tokens;
     const bool gathers = (policy.flags & KV_POLICY_STATISTICS_ONLINE) != 0 ||
                          std::all_of(given.begin(), given.end(), [](uint64_t t) { return t == 0; });

@@ -12,10 +12,7 @@ struct step_context;
 /// Doubles of phases that a round of TriAttention may have for a layer.
 uint64_t most_phases(const cache& store, uint32_t layer);
 
-/// Is there a kernel for this scorer?
-bool scores_on_device(uint32_t scorer);
-
-/// Scores that sums of observed attention go into.
+/// Scores that a number of each slot goes into: the sum of observed attention, or the host's.
 bool goes_by_observation(uint32_t scorer);
 
 struct device_rounds {

@@ -15,6 +15,7 @@
 #include "sequence/cache.hpp"
 #include "step/device_attention.hpp"
 #include "step/device_counts.hpp"
+#include "step/device_given.hpp"
 #include "step/device_queries.hpp"
 #include "step/device_rounds.hpp"
 #include "step/device_seal.hpp"
@@ -73,6 +74,7 @@ struct step_context {
     device_verbs verbs;    ///< the same
     device_rounds rounds;  ///< the same
     device_queries queries;
+    device_given given;
     device_seals seals;
     device_counts counts;
     device_attention attention;

@@ -196,10 +196,6 @@ TEST_CASE("memory given back while a step is in flight goes once the device has 
 TEST_CASE("what a pool on the device does not do yet is refused by name") {
     cuda_host host;
     const small_model model;
-    SUBCASE("KV_POOL_DEBUG") {
-        CHECK(create(small_config(KV_POOL_DEBUG), model.description) == KV_UNSUPPORTED);
-        CHECK(message_has("KV_POOL_DEBUG"));
-    }
     SUBCASE("observation") {
         kv_pool_config config = small_config();
         config.max_observed_sequences = 1;

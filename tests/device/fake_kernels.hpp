@@ -8,6 +8,7 @@
 #include "kernels/compact.hpp"
 #include "kernels/copy.hpp"
 #include "kernels/gather_queries.hpp"
+#include "kernels/give.hpp"
 #include "kernels/normalise.hpp"
 #include "kernels/observe.hpp"
 #include "kernels/pool.hpp"
@@ -45,6 +46,7 @@ struct kernel_faults {
     std::function<void(kernels::measure_parameters&)> measure;
     std::function<void(kernels::observe_parameters&)> observe;
     std::function<void(kernels::pool_parameters&)> pool;
+    std::function<void(kernels::give_parameters&)> give;
     std::function<void(kernels::blend_parameters&)> blend;
     std::function<void(kernels::sample_parameters&)> sample;
 };

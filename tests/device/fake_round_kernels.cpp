@@ -55,6 +55,8 @@ void add_round_kernels(fake_driver& fake, const kernel_faults& faults) {
                           changing(faults.guard));
     add<place_parameters>(fake, "kvrt_score_places", score_places<fake_context>);
     add<pool_parameters>(fake, "kvrt_pool_rows", pool_rows<fake_context>, changing(faults.pool));
+    add<give_parameters>(fake, "kvrt_give_scores", give_scores<fake_context>,
+                         changing(faults.give));
     add<normalise_parameters>(fake, "kvrt_normalise_and_reduce",
                               normalise_and_reduce<fake_context>);
     add<join_parameters>(fake, "kvrt_join_rows", join_rows<fake_context>, changing(faults.join));

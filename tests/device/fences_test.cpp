@@ -226,3 +226,38 @@ TEST_CASE("a step without a stream begins on that of an open one, else on what i
     (void)here.fake.end_capture(here.stream);
     REQUIRE(here.fences->record(2) == KV_OK);
 }
+
+TEST_CASE("a step that goes on is behind those that began later on other streams, too") {
+    world here;
+    REQUIRE(here.fences->begin(1, here.stream) == KV_OK);
+    REQUIRE(here.fences->record(1) == KV_OK);
+    REQUIRE(here.fences->begin(2, here.other) == KV_OK);
+    CHECK(here.fences->go_on(1, here.stream) == KV_INVALID);  // which has not ended
+    CHECK(message_has("step 2"));
+    REQUIRE(here.fences->record(2) == KV_OK);
+    here.fake.run_all();
+    REQUIRE(here.fences->poll() == KV_OK);
+    for (const bool later : {false, true}) {
+        CAPTURE(later);
+        const uint64_t first = later ? 5 : 3, second = first + 1;
+        REQUIRE(here.fences->begin(first, here.stream) == KV_OK);
+        REQUIRE(here.fences->record(first) == KV_OK);
+        REQUIRE(here.fences->begin(second, here.other) == KV_OK);
+        REQUIRE(here.fences->record(second) == KV_OK);
+        here.fake.run_all();
+        here.fake.block(here.other);
+        REQUIRE(here.fences->go_on(second, here.other) == KV_OK);
+        REQUIRE(here.fences->record(second) == KV_OK);  // which the device cannot reach now
+        if (later) {
+            REQUIRE(here.fences->go_on(first, here.stream) == KV_OK);
+            REQUIRE(here.fences->record(first) == KV_OK);
+        }
+        here.fake.run_all();
+        REQUIRE(here.fences->poll() == KV_OK);
+        CHECK(here.fences->passed(first) == !later);
+        here.fake.unblock(here.other);
+        here.fake.run_all();
+        REQUIRE(here.fences->poll() == KV_OK);
+        CHECK(here.fences->passed(first));
+    }
+}

@@ -109,10 +109,6 @@ TEST_CASE("what rounds on the device do not do is refused with the policy, by na
     const twin_sequence sequence = pools.create();
     kv_policy policy = policy_of(KV_SCORER_TRIATTENTION);
     const char* name = nullptr;
-    SUBCASE("scorers") {
-        policy.scorer = KV_SCORER_HOST;
-        name = "HOST";
-    }
     SUBCASE("redundancy of every key with every other") {
         policy.scorer = KV_SCORER_RKV;
         policy.flags = KV_POLICY_EXACT_REDUNDANCY;

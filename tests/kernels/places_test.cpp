@@ -1,7 +1,7 @@
 // Scores that follow from where tokens stand: those of the CPU's library, bit for bit.
 #include "kernels/places.hpp"
 
-#include "lane_fixture.hpp"
+#include "placed_lanes.hpp"
 #include "retention/scores.hpp"
 
 using namespace kernel_test;
@@ -9,67 +9,42 @@ namespace kernels = kvrt::kernels;
 
 namespace {
 
-constexpr uint32_t heads = 2, block_tokens = 16, block_units = 3;
+constexpr uint32_t heads = placed_lanes::heads;
 constexpr uint64_t stride = 1088;
 
-/// Two lanes, of one stretch and of more, part of whose positions are stored.
-struct placed_lanes {
-    std::vector<uint32_t> slots = {40, 1070}, known = {0, 700};
-    kvrt::block_numbering numbering{block_units};
-    std::vector<uint32_t> tables, stored;
+/// The same as the kernel is told of them.
+struct scored_lanes : placed_lanes {
     std::vector<kernels::place_lane> lanes;
 
-    placed_lanes() {
-        constexpr uint32_t blocks = 80;
-        for (uint32_t i = 0; i < 2 * blocks; ++i) tables.push_back(i * block_units);
-        std::mt19937 random(9);
-        std::shuffle(tables.begin(), tables.end(), random);
-        stored.assign((numbering.index((2 * blocks - 1) * block_units) + 1) * heads * block_tokens,
-                      0xeeeeeeeeu);
+    scored_lanes() {
         for (uint32_t i = 0; i < 2; ++i) {
             kernels::place_lane lane{};
-            lane.table = uint64_t{i} * blocks;
+            lane.table = table_of(i);
             lane.scores = i * heads * stride;
-            lane.next_position = uint64_t{3} * slots[i] + 7;
+            lane.next_position = next_position(i);
             lane.seed = 0x1234567890abcdefu + i;
             lane.round = 5 + i;
             lane.layer = 3 * i;
             lane.first_head = 2 * i;
             lane.slots = slots[i];
-            lane.explicit_slots = known[i];
+            lane.explicit_slots = stored_slots[i];
             lanes.push_back(lane);
-            for (uint32_t head = 0; head < heads; ++head) {
-                for (uint32_t slot = 0; slot < known[i]; ++slot) {
-                    store().of(tables[lane.table + slot / block_tokens],
-                               head)[slot % block_tokens] = 3 * slot + head;
-                }
-            }
         }
     }
-    kvrt::position_store store() {
-        return {stored.data(), numbering, heads * block_tokens, block_tokens};
-    }
     void expect(uint32_t i, uint32_t head, bool draws, bool one_draw, float* scores) {
-        kvrt::slot_positions at;
-        at.store.open = store();
-        at.blocks = tables.data() + lanes[i].table;
-        at.kv_head = head;
-        at.slots = slots[i];
-        at.explicit_slots = known[i];
-        at.next_position = lanes[i].next_position;
         kvrt::slot_ranges all;
         all.range[all.count++] = {0, slots[i]};
         if (!draws) return kvrt::score_streaming(all, scores);
         const uint32_t drawn_for = lanes[i].first_head + (one_draw ? 0 : head);
-        kvrt::score_random({lanes[i].seed, lanes[i].round, lanes[i].layer, drawn_for}, at, all,
-                           scores);
+        kvrt::score_random({lanes[i].seed, lanes[i].round, lanes[i].layer, drawn_for},
+                           positions(i, head), all, scores);
     }
 };
 
 }  // namespace
 
 TEST_CASE("scores by place have the bits of the CPU's: slots, and draws by position") {
-    placed_lanes of;
+    scored_lanes of;
     const device_array<uint32_t> tables(of.tables), stored(of.stored);
     const device_array<kernels::place_lane> lanes(of.lanes);
     for (const uint32_t mode : {0u, 1u, 2u}) {

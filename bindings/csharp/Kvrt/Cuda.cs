@@ -262,6 +262,26 @@ namespace Kvrt
         /// <summary>Whether its tensors and blocks are in device memory.</summary>
         internal bool OnCuda { get; }
 
+        /// <summary>As <see cref="SetScores"/>, for [kv_heads, tokens] scores of f32 at an address
+        /// in device memory, which are read behind all that `stream` has. Nobody can check that
+        /// they are there.</summary>
+        public void SetCudaScores(
+            Sequence sequence, uint layer, ulong first, ulong tokens, IntPtr scores, IntPtr stream)
+        {
+            int status;
+            PoolLease lease = Enter();
+            try
+            {
+                status = NativeCudaMethods.kv_cuda_seq_set_scores(
+                    lease.Pool, sequence.Handle, layer, first, tokens, (float*)scores, stream);
+            }
+            finally
+            {
+                lease.Release();
+            }
+            Finish(status);
+        }
+
         /// <summary>Bytes of device memory behind the arena now.</summary>
         public ulong GetCudaMemory()
         {

@@ -47,6 +47,8 @@ namespace Kvrt.Tests
                             () => pool.SetCudaScoring(CudaScoreMethod.Products, 0, true));
                 Check.Fails(Status.Invalid, "9", () => pool.SetCudaScoring((CudaScoreMethod)9));
                 Sequence sequence = pool.CreateSequence();
+                Check.Fails(Status.Invalid, "CPU", () => pool.SetCudaScores(
+                    sequence, 0, 0, 1, IntPtr.Zero, IntPtr.Zero));
                 Step step = pool.BeginStep();
                 step.Append(sequence, 1);
                 Check.Fails(Status.Invalid, "CPU", () => step.UseCudaStream((IntPtr)4096));

@@ -96,5 +96,10 @@ namespace Kvrt.Native
         [DllImport(NativeMethods.LibraryName, CallingConvention = Cdecl)]
         public static extern int kv_cuda_pool_get_scoring(
             IntPtr pool, kv_cuda_scoring_report* report);
+
+        [DllImport(NativeMethods.LibraryName, CallingConvention = Cdecl)]
+        public static extern int kv_cuda_seq_set_scores(
+            IntPtr pool, ulong seq, uint layer, ulong first_position, ulong tokens, float* scores,
+            IntPtr stream);
     }
 }

@@ -4,7 +4,7 @@ use core::ffi::{c_char, c_void};
 use core::marker::{PhantomData, PhantomPinned};
 
 use crate::structs::{
-    initial_values, kv_allocate_hook, kv_model, kv_pool, kv_pool_config, kv_release_hook,
+    initial_values, kv_allocate_hook, kv_model, kv_pool, kv_pool_config, kv_release_hook, kv_seq,
     kv_status, kv_step,
 };
 
@@ -123,5 +123,14 @@ extern "C" {
     pub fn kv_cuda_pool_get_scoring(
         pool: *mut kv_pool,
         report: *mut kv_cuda_scoring_report,
+    ) -> kv_status;
+    pub fn kv_cuda_seq_set_scores(
+        pool: *mut kv_pool,
+        seq: kv_seq,
+        layer: u32,
+        first_position: u64,
+        tokens: u64,
+        scores: *const f32,
+        stream: *mut CUstream_st,
     ) -> kv_status;
 }

@@ -243,7 +243,7 @@ fn every_function_of_the_library_is_declared() {
 fn every_function_of_cuda_is_declared() {
     let functions = functions! {
         kv_cuda_get_device kv_cuda_pool_create kv_cuda_pool_get_scoring kv_cuda_pool_memory
-        kv_cuda_pool_set_scoring kv_cuda_step_tables kv_cuda_step_use_stream
+        kv_cuda_pool_set_scoring kv_cuda_seq_set_scores kv_cuda_step_tables kv_cuda_step_use_stream
     };
     let mut names = String::new();
     for (name, address) in functions {

@@ -2,12 +2,15 @@
 //! tables and tensors in its memory.
 
 use std::ffi::{c_char, c_void, CStr};
+use std::ops::Range;
 use std::ptr::null_mut;
 
 use kvrt_sys as sys;
 
 use crate::error::check;
-use crate::{CudaScoreMethod, Error, Model, PoolConfig, PoolOf, Result, Step, Strides, Threading};
+use crate::{
+    CudaScoreMethod, Error, Model, PoolConfig, PoolOf, Result, Sequence, Step, Strides, Threading,
+};
 
 /// The device that pools are made on: the one that is current for the calling thread, or the first.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -196,6 +199,30 @@ impl<T: Threading> PoolOf<T> {
         // SAFETY: the pool is alive.
         self.call(|pool| unsafe { sys::kv_cuda_pool_memory(pool, &mut bytes) })?;
         Ok(bytes)
+    }
+
+    /// As `set_scores`, for scores in device memory, which are read behind all that `stream` has.
+    /// Errors: as there, and Invalid (also: the pool is on the CPU), Again (too much is on its way
+    /// to the device: nothing has changed), Device.
+    ///
+    /// # Safety
+    ///
+    /// `scores` is an address of the device, of `[kv_heads, positions]` that nothing overwrites
+    /// before `stream` is behind this call. `stream` is a `CUstream` or `cudaStream_t` of the
+    /// device's primary context, not the default one, and alive until the work on it is done.
+    pub unsafe fn set_cuda_scores(
+        &self,
+        sequence: Sequence,
+        layer: u32,
+        positions: Range<u64>,
+        scores: *const f32,
+        stream: *mut c_void,
+    ) -> Result<()> {
+        let tokens = positions.end.saturating_sub(positions.start);
+        let (seq, first, stream) = (sequence.to_bits(), positions.start, stream.cast());
+        self.call(|pool| {
+            sys::kv_cuda_seq_set_scores(pool, seq, layer, first, tokens, scores, stream)
+        })
     }
 
     /// Who scores keys by TriAttention, from the next round on; what products take stays until the

@@ -3,6 +3,7 @@
 
 use std::ffi::c_void;
 use std::io::Write;
+use std::ptr::{null, null_mut};
 
 use kvrt::{
     capabilities, cuda_device, CudaAllocator, CudaScoreMethod, CudaScoring, Device, DeviceElement,
@@ -72,6 +73,9 @@ fn a_pool_on_the_cpu_takes_nothing_of_a_device() {
         assert!(refused.to_string().contains(words), "{refused}");
     }
     let sequence = pool.create_sequence(&SequenceConfig::new()).unwrap();
+    // SAFETY: it is refused before anybody follows them.
+    let refused = unsafe { pool.set_cuda_scores(sequence, 0, 0..1, null(), null_mut()) };
+    assert_eq!(refused.unwrap_err().status(), Status::INVALID);
     let step = pool.begin_step().unwrap();
     step.append(sequence, 1, None).unwrap();
     // SAFETY: it is refused before anybody follows it.
