@@ -174,13 +174,19 @@ func TestArgumentsKeepTheirPlaces(t *testing.T) {
 
 	statistics := QueryStatistics{Layer: 1, QueryHeads: 2, Bands: 3, Tokens: 4,
 		MeanReal: make([]float32, 6), MeanImaginary: make([]float32, 6),
-		MeanMagnitude: make([]float32, 6)}
+		MeanMagnitude: make([]float32, 6),
+		VarianceReal:  make([]float32, 6), VarianceImaginary: make([]float32, 6),
+		Covariance: make([]float32, 6)}
 	native, err := statistics.native()
 	must(t, err)
 	sameFields(t, reflect.ValueOf(statistics), reflect.ValueOf(native))
 	if unsafe.Pointer(native.mean_real) != unsafe.Pointer(&statistics.MeanReal[0]) ||
 		unsafe.Pointer(native.mean_imaginary) != unsafe.Pointer(&statistics.MeanImaginary[0]) ||
-		unsafe.Pointer(native.mean_magnitude) != unsafe.Pointer(&statistics.MeanMagnitude[0]) {
+		unsafe.Pointer(native.mean_magnitude) != unsafe.Pointer(&statistics.MeanMagnitude[0]) ||
+		unsafe.Pointer(native.variance_real) != unsafe.Pointer(&statistics.VarianceReal[0]) ||
+		unsafe.Pointer(native.variance_imaginary) !=
+			unsafe.Pointer(&statistics.VarianceImaginary[0]) ||
+		unsafe.Pointer(native.covariance) != unsafe.Pointer(&statistics.Covariance[0]) {
 		t.Error("the arrays of statistics have changed places")
 	}
 }

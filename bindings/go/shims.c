@@ -369,6 +369,9 @@ static kv_query_statistics statistics_of(const kvgo_statistics* view) {
     statistics.mean_real = view->mean_real;
     statistics.mean_imaginary = view->mean_imaginary;
     statistics.mean_magnitude = view->mean_magnitude;
+    statistics.variance_real = view->variance_real;
+    statistics.variance_imaginary = view->variance_imaginary;
+    statistics.covariance = view->covariance;
     return statistics;
 }
 

@@ -223,6 +223,7 @@ typedef struct kvgo_statistics {
     uint32_t layer, query_heads, bands;
     uint64_t tokens;
     float *mean_real, *mean_imaginary, *mean_magnitude;
+    float *variance_real, *variance_imaginary, *covariance;
 } kvgo_statistics;
 
 kvgo_result kvgo_pool_set_statistics(uintptr_t pool, kvgo_statistics statistics);

@@ -1,4 +1,4 @@
-// Statistics of queries, which TriAttention scores by.
+// Statistics of queries, which TriAttention and Expected Attention score by.
 
 package kvrt
 
@@ -12,6 +12,9 @@ import (
 
 // QueryStatistics is what TriAttention knows of a layer's queries before rotation. The arrays are
 // [QueryHeads, Bands], dense; Bands is rotated dimensions / 2 + the others.
+//
+// Expected Attention works with the mean and, where all three are known, with the variances of a
+// band's two dimensions and their covariance: all of these arrays are given, or none.
 type QueryStatistics struct {
 	Layer         uint32
 	QueryHeads    uint32
@@ -20,13 +23,24 @@ type QueryStatistics struct {
 	MeanReal      []float32
 	MeanImaginary []float32
 	MeanMagnitude []float32
+
+	VarianceReal      []float32
+	VarianceImaginary []float32
+	Covariance        []float32
 }
 
 func (q *QueryStatistics) native() (C.kvgo_statistics, error) {
 	needed := uint64(q.QueryHeads) * uint64(q.Bands)
-	arrays := [3][]float32{q.MeanReal, q.MeanImaginary, q.MeanMagnitude}
-	var pointers [3]*C.float
-	for i, name := range [3]string{"MeanReal", "MeanImaginary", "MeanMagnitude"} {
+	arrays := [6][]float32{q.MeanReal, q.MeanImaginary, q.MeanMagnitude,
+		q.VarianceReal, q.VarianceImaginary, q.Covariance}
+	names := [6]string{"MeanReal", "MeanImaginary", "MeanMagnitude",
+		"VarianceReal", "VarianceImaginary", "Covariance"}
+	var pointers [6]*C.float
+	hasCovariances := len(q.VarianceReal)+len(q.VarianceImaginary)+len(q.Covariance) != 0
+	for i, name := range names {
+		if i >= 3 && !hasCovariances {
+			break
+		}
 		if uint64(len(arrays[i])) != needed {
 			return C.kvgo_statistics{}, invalid("%s has %d elements, %d heads of %d bands need %d",
 				name, len(arrays[i]), q.QueryHeads, q.Bands, needed)
@@ -43,6 +57,10 @@ func (q *QueryStatistics) native() (C.kvgo_statistics, error) {
 		mean_real:      pointers[0],
 		mean_imaginary: pointers[1],
 		mean_magnitude: pointers[2],
+
+		variance_real:      pointers[3],
+		variance_imaginary: pointers[4],
+		covariance:         pointers[5],
 	}, nil
 }
 

@@ -102,6 +102,58 @@ func TestStatisticsOfRotatedQueries(t *testing.T) {
 	loadIntoAnotherPool(t, path, frequencies)
 }
 
+// Queries of a head are a vector and its opposite in turn: the mean is 0, and the squares of the
+// vector are the variances.
+func TestCovariancesOfRotatedQueries(t *testing.T) {
+	frequencies := defaultFrequencies()
+	pool := newPool(t, smallConfig(0), ropeModel(frequencies))
+	sequence, err := pool.CreateSequence(SequenceConfig{Flags: SequenceGatherStatistics})
+	must(t, err)
+	const rows = 40
+	vector := random(keyDim, 3)
+	queries := []float32{}
+	for row := 0; row < rows; row++ {
+		signed := make([]float64, keyDim)
+		for d, value := range vector {
+			signed[d] = float64(value) * float64(1-2*(row%2))
+		}
+		for head := 0; head < queryHeads; head++ {
+			queries = append(queries, rotate(signed, row, frequencies)...)
+		}
+	}
+	step := reserve(t, pool, sequence, rows)
+	keys := Float32(random(rows*kvHeads*keyDim, 5), rows, kvHeads, keyDim)
+	values := Float32(random(rows*kvHeads*valueDim, 6), rows, kvHeads, valueDim)
+	out := Float32(make([]float32, rows*queryHeads*valueDim), rows, queryHeads, valueDim)
+	q := Float32(queries, rows, queryHeads, keyDim)
+	must(t, step.WriteAttend(0, keys, values, q, out, AttendOptions{}))
+	_, err = step.End()
+	must(t, err)
+	got := emptyStatistics()
+	got.VarianceReal = make([]float32, queryHeads*ropeBands)
+	got.VarianceImaginary = make([]float32, queryHeads*ropeBands)
+	got.Covariance = make([]float32, queryHeads*ropeBands)
+	must(t, pool.GetStatistics(sequence, &got))
+	for at := range got.Covariance {
+		a, b := vector[at%ropeBands], vector[at%ropeBands+ropeBands]
+		for name, pair := range map[string][2]float32{
+			"mean":               {got.MeanReal[at], 0},
+			"variance real":      {got.VarianceReal[at], a * a},
+			"variance imaginary": {got.VarianceImaginary[at], b * b},
+			"covariance":         {got.Covariance[at], a * b},
+		} {
+			if math.Abs(float64(pair[0]-pair[1])) > 1e-4 {
+				t.Errorf("%d: %s is %v, want %v", at, name, pair[0], pair[1])
+			}
+		}
+	}
+	must(t, pool.SetStatistics(got))
+	got.Covariance[3] = 99
+	refused(t, pool.SetStatistics(got), ErrInvalid, "covariance")
+	got.Covariance = nil
+	refused(t, pool.SetStatistics(got), ErrInvalid, "Covariance")
+}
+
 // loadIntoAnotherPool: a pool with the file's statistics compacts without having seen a query;
 // damaged files, other rotations and wrong paths are refused.
 func loadIntoAnotherPool(t *testing.T, path string, frequencies []float64) {

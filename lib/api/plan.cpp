@@ -331,6 +331,13 @@ status plan_policy(kv_pool& pool, const kv_policy* policy, kv_policy_footprint* 
     local.bytes_steady = 0;
     plan_blocks(pool, plan, local);
     local.tokens_steady = local.tokens_after_round + plan.growth + plan.step_tokens;
+    const uint64_t limit = pool.store.limits.max_tokens_per_sequence;
+    if (local.tokens_steady > limit) {
+        return fail(KV_TOO_LARGE,
+                    "policy: {} tokens after a round, {} before the next one and {} of a step: no "
+                    "sequence of this pool retains more than max_tokens_per_sequence = {}",
+                    local.tokens_after_round, plan.growth, plan.step_tokens, limit);
+    }
     deliver(local, user);
     return KV_OK;
 }

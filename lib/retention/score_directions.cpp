@@ -50,14 +50,14 @@ void measure_exact_redundancy(const round_plan& plan, uint32_t lane, uint32_t he
     const uint32_t slots = plan.owner.lanes[lane].slots;
     scoring_scratch& scratch = plan.context.scratch;
     float* units = scratch.units.data();
+    float* row_sum = measures_of(plan, lane, head);
     plan.store.threads.for_each(ceil_divide(slots, slots_per_part), [&](uint32_t part) {
         const uint32_t first = part * slots_per_part;
-        copy_unit_keys(rows, first, std::min(first + slots_per_part, slots), units);
+        copy_unit_keys(rows, first, std::min(first + slots_per_part, slots), units, row_sum);
     });
     constexpr uint32_t rows_per_unit = 64;
     const float similarity =
         plan.policy.similarity != 0.0f ? plan.policy.similarity : default_similarity;
-    float* row_sum = measures_of(plan, lane, head);
     plan.store.threads.for_each(ceil_divide(slots, rows_per_unit), [&](uint32_t unit) {
         const uint32_t first = unit * rows_per_unit;
         compare_unit_keys(units, slots, rows.key_dim(), first,

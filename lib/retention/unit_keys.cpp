@@ -113,6 +113,7 @@ void project(const stored_rows& rows, uint32_t first_slot, uint32_t end_slot,
 struct unit_copy_kernel {
     uint32_t dim;
     float* units;
+    float* row_sum;
 
     template <element type>
     void tile(const std::byte* tile, uint32_t slot, uint32_t slots, tile_prefetch coming) const {
@@ -122,17 +123,24 @@ struct unit_copy_kernel {
             const uint32_t asked_slots = HWY_MAX(slots, first);
             const auto asked = hn::FirstN(d, asked_slots - first);
             const floats inverse = inverse_norms<type>(tile, dim, first, asked_slots, coming);
+            const auto copied = hn::And(asked, hn::Gt(inverse, hn::Zero(d)));
+            const floats by = hn::IfThenElseZero(copied, inverse);
+            floats odd = hn::Zero(d);
             for (uint32_t i = 0; i < dim; ++i) {
-                const floats key = hn::IfThenElseZero(asked, load_lanes<type>(tile, i, first));
-                hn::Store(hn::Mul(key, inverse), d, copy + i * slot_group + first);
+                const floats channel = load_lanes<type>(tile, i, first);
+                odd = hn::MulAdd(channel, hn::Zero(d), odd);  // NaN of what is not finite
+                const floats key = hn::IfThenElseZero(copied, channel);
+                hn::Store(hn::Mul(key, by), d, copy + i * slot_group + first);
             }
+            if (first < slots) store_lanes(odd, first, slots, row_sum + slot);
         }
     }
 };
 
-void copy_units(const stored_rows& rows, uint32_t first_slot, uint32_t end_slot, float* units) {
+void copy_units(const stored_rows& rows, uint32_t first_slot, uint32_t end_slot, float* units,
+                float* row_sum) {
     visit_tiles(operand_role::keys, rows, first_slot, end_slot,
-                unit_copy_kernel{rows.key_dim(), units});
+                unit_copy_kernel{rows.key_dim(), units, row_sum});
 }
 
 // Two vectors of rows against four columns at a time. Long sums are of sums of 1024 columns.
@@ -228,7 +236,10 @@ void compare_rows(const float* units, uint32_t slots, uint32_t dim, uint32_t fir
             const uint32_t row = first + half * vector_slots;
             if (row >= end_row) break;
             const uint32_t count = HWY_MIN(vector_slots, end_row - row);
-            store_lanes(hn::Add(found[half].sum, found[half].part), 0, count, row_sum + row);
+            alignas(64) float odd[vector_slots] = {};
+            std::copy_n(row_sum + row, count, odd);
+            const floats sum = hn::Add(found[half].sum, found[half].part);
+            store_lanes(hn::Add(sum, hn::Load(d, odd)), 0, count, row_sum + row);
             store_lanes(found[half].cosine, 0, count, latest_cosine + row);
             alignas(64) int32_t indices[vector_slots];
             hn::Store(found[half].latest, di, indices);
@@ -287,8 +298,9 @@ uint64_t unit_copy_count(uint32_t slots, uint32_t dim) {
     return (uint64_t{slots} + slot_group - 1) / slot_group * slot_group * dim;
 }
 
-void copy_unit_keys(const stored_rows& rows, uint32_t first_slot, uint32_t end_slot, float* units) {
-    HWY_DYNAMIC_DISPATCH(copy_units)(rows, first_slot, end_slot, units);
+void copy_unit_keys(const stored_rows& rows, uint32_t first_slot, uint32_t end_slot, float* units,
+                    float* row_sum) {
+    HWY_DYNAMIC_DISPATCH(copy_units)(rows, first_slot, end_slot, units, row_sum);
 }
 
 void compare_unit_keys(const float* units, uint32_t slots, uint32_t dim, uint32_t first_row,

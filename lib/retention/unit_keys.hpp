@@ -36,10 +36,13 @@ void score_linear_redundancy(const stored_rows& rows, uint32_t first_slot, uint3
 uint64_t unit_copy_count(uint32_t slots, uint32_t dim);
 
 /// Copies the directions of slots [first_slot, end_slot) to units, an array for all `slots`.
-/// first_slot is a multiple of 16. The copy of the last slot fills its group of 16 with zeroes.
-void copy_unit_keys(const stored_rows& rows, uint32_t first_slot, uint32_t end_slot, float* units);
+/// first_slot is a multiple of 16. The copy of the last slot fills its group of 16 with zeroes. A
+/// key that is not finite has the direction 0, so that no other is compared with it, and NaN in
+/// row_sum, where all others have 0.
+void copy_unit_keys(const stored_rows& rows, uint32_t first_slot, uint32_t end_slot, float* units,
+                    float* row_sum);
 
-/// What rows [first_row, end_row) see in all others, once all copies are there: row_sum[i] = sum
+/// What rows [first_row, end_row) see in all others, once all copies are there: row_sum[i] += sum
 /// over j != i of u_i u_j; latest[i] = the greatest j != i with u_i u_j > threshold, whose product
 /// is latest_cosine[i], or no_slot. Rows do not depend on each other, nor on where they are cut;
 /// first_row is a multiple of 16. slots * dim multiply-adds a row.

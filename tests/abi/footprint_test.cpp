@@ -285,6 +285,43 @@ TEST_CASE("a policy's footprint is that of the arithmetic on paper") {
     CHECK(world.footprint(policy, 1, 0).tokens_after_round == 140);
 }
 
+TEST_CASE("a footprint that no sequence of the pool can have is refused") {
+    // Sequences retain up to 1024 tokens: 1015 of a budget, 7 before the next round, 2 of a step.
+    const driven world({make_layer(2), make_layer(2, KV_LAYER_LANE_PER_HEAD)}, 16);
+    const kv_policy fits = make_policy(KV_SCORER_KEY_NORM, 1015, 8, 0);
+    CHECK(world.footprint(fits, 2, 0).tokens_steady == 1024);
+    const auto refuses = [&](kv_policy policy, uint64_t step_tokens) {
+        kv_policy_footprint taken = KV_INIT(kv_policy_footprint);
+        taken.step_tokens = step_tokens;
+        CHECK(kv_pool_policy_footprint(world.pool, &policy, &taken) == KV_TOO_LARGE);
+        CHECK(last_error().find("max_tokens_per_sequence = 1024") != std::string::npos);
+        CHECK(taken.tokens_steady == 0);
+        CHECK(taken.bytes_steady == 0);
+    };
+    refuses(fits, 3);
+    refuses(fits, 0x7fffffff);
+    constexpr uint32_t most = 0xffffffff;
+    for (const uint32_t absurd : {1025u, 0x7fffffffu, most}) {
+        CAPTURE(absurd);
+        for (uint32_t kv_policy::*const guard :
+             {&kv_policy::budget, &kv_policy::every, &kv_policy::sinks, &kv_policy::recent}) {
+            kv_policy policy = make_policy(KV_SCORER_KEY_NORM, 40, 8, 0);
+            policy.*guard = absurd;
+            refuses(policy, 1);
+        }
+        refuses(make_policy(KV_SCORER_KEY_NORM, 40, 0, absurd), 1);
+        kv_policy policy = make_policy(KV_SCORER_KEY_NORM, absurd, absurd, absurd);
+        policy.prompt_tokens = policy.sinks = policy.recent = absurd;
+        policy.flags = KV_POLICY_PROTECT_PROMPT;
+        refuses(policy, 1);
+        policy.flags |= KV_POLICY_PROMPT_ON_TOP;
+        refuses(policy, 1);
+        policy.allocator = KV_ALLOCATE_PYRAMID;
+        policy.steepness = 4096;
+        refuses(policy, 1);
+    }
+}
+
 TEST_CASE("a pyramid's footprint is that of the arithmetic on paper") {
     // Budgets of 62, 42 and 22 around 42, with 2 beta - 1 to 1 between the first and the last.
     const kv_layer wide = make_layer(8), narrow = make_layer(1);

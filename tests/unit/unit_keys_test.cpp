@@ -50,7 +50,8 @@ compared compare(const row_set& set, uint32_t head, float threshold, uint32_t cu
     out.redundancy.assign(slots, NAN);
     out.latest.assign(slots, 12345678);
     for (uint32_t first = 0; first < slots; first += cut) {
-        copy_unit_keys(set.view(head), first, std::min(first + cut, slots), units);
+        copy_unit_keys(set.view(head), first, std::min(first + cut, slots), units,
+                       out.row_sum.data());
     }
     for (uint32_t first = 0; first < slots; first += cut) {
         compare_unit_keys(units, slots, dim, first, std::min(first + cut, slots), threshold,
@@ -251,6 +252,40 @@ TEST_CASE("exact redundancy spares the newest copy in each row") {
                 }
             });
         }
+    }
+}
+
+TEST_CASE("exact redundancy: keys that are not finite have none, and are compared with no other") {
+    for (const float odd : {NAN, INFINITY, -INFINITY}) {
+        // Of 20 keys, the first 16 in pairs of opposites, slot 18 is odd in one of two sets.
+        const auto keys = [](float at_18) {
+            return [at_18, drawn = 0u](bool value) mutable {
+                std::vector<float> row(32, 0.0f);
+                if (value) return row;
+                const uint32_t slot = drawn++ / row_set::heads;
+                row[slot / 2 % 8] = slot % 2 == 0 ? 3.0f : -2.0f;
+                if (slot == 18) row[1] = at_18;
+                if (slot == 18 && at_18 == 0.0f) row.assign(32, 0.0f);
+                return row;
+            };
+        };
+        const row_set without({}, 20, 32, 32, keys(0.0f)), with({}, 20, 32, 32, keys(odd));
+        on_every_target([&] {
+            const compared expected = compare(without, 0, 0.5f, 16),
+                           out = compare(with, 0, 0.5f, 16);
+            for (uint32_t slot = 0; slot < 20; ++slot) {
+                CAPTURE(slot);
+                CHECK(out.latest[slot] == expected.latest[slot]);
+                if (slot == 18) {
+                    CHECK(std::isnan(out.redundancy[slot]));
+                    continue;
+                }
+                CHECK(out.row_sum[slot] == expected.row_sum[slot]);
+                CHECK(out.redundancy[slot] == expected.redundancy[slot]);
+            }
+            CHECK(expected.latest[0] == 16);  // the same direction
+            CHECK(out.redundancy[16] != 0.0f);
+        });
     }
 }
 

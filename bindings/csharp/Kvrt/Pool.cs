@@ -256,8 +256,12 @@ namespace Kvrt
                 fixed (float* real = statistics.MeanReal)
                 fixed (float* imaginary = statistics.MeanImaginary)
                 fixed (float* magnitude = statistics.MeanMagnitude)
+                fixed (float* varianceReal = statistics.VarianceReal)
+                fixed (float* varianceImaginary = statistics.VarianceImaginary)
+                fixed (float* covariance = statistics.Covariance)
                 {
-                    kv_query_statistics native = statistics.Describe(real, imaginary, magnitude);
+                    kv_query_statistics native = statistics.Describe(
+                        real, imaginary, magnitude, varianceReal, varianceImaginary, covariance);
                     status = NativeMethods.kv_pool_set_statistics(lease.Pool, &native);
                 }
             }

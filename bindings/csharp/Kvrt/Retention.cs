@@ -163,8 +163,12 @@ namespace Kvrt
                 fixed (float* real = statistics.MeanReal)
                 fixed (float* imaginary = statistics.MeanImaginary)
                 fixed (float* magnitude = statistics.MeanMagnitude)
+                fixed (float* varianceReal = statistics.VarianceReal)
+                fixed (float* varianceImaginary = statistics.VarianceImaginary)
+                fixed (float* covariance = statistics.Covariance)
                 {
-                    kv_query_statistics native = statistics.Describe(real, imaginary, magnitude);
+                    kv_query_statistics native = statistics.Describe(
+                        real, imaginary, magnitude, varianceReal, varianceImaginary, covariance);
                     status = NativeMethods.kv_seq_get_statistics(
                         lease.Pool, sequence.Handle, &native);
                     if (status >= 0)
@@ -203,15 +207,18 @@ namespace Kvrt
     }
 
     /// <summary>What TriAttention knows of a layer's queries before rotation: per query head and
-    /// band, the mean of the complex q and the mean of its magnitude. Arrays are [query_heads,
-    /// bands]. </summary>
+    /// band, the mean of the complex q and the mean of its magnitude. Expected Attention works with
+    /// the mean and, where they are known, with the variances of a band's two dimensions and their
+    /// covariance. Arrays are [query_heads, bands]. </summary>
     public sealed unsafe class QueryStatistics
     {
         /// <summary>Statistics of zero queries.</summary>
         /// <param name="layer">Which layer.</param>
         /// <param name="queryHeads">The layer's query heads.</param>
         /// <param name="bands">rotated dimensions / 2 + dimensions that are not rotated.</param>
-        public QueryStatistics(uint layer, uint queryHeads, uint bands)
+        /// <param name="covariances">With variances and covariances.</param>
+        public QueryStatistics(
+            uint layer, uint queryHeads, uint bands, bool covariances = false)
         {
             ulong length = (ulong)queryHeads * bands;
             if (length == 0 || length > int.MaxValue / sizeof(float))
@@ -225,6 +232,12 @@ namespace Kvrt
             MeanReal = new float[length];
             MeanImaginary = new float[length];
             MeanMagnitude = new float[length];
+            if (covariances)
+            {
+                VarianceReal = new float[length];
+                VarianceImaginary = new float[length];
+                Covariance = new float[length];
+            }
         }
 
         /// <summary>Which layer.</summary>
@@ -248,7 +261,18 @@ namespace Kvrt
         /// <summary>Means of the magnitudes.</summary>
         public float[] MeanMagnitude { get; }
 
-        internal kv_query_statistics Describe(float* real, float* imaginary, float* magnitude)
+        /// <summary>Variances of the bands' first dimensions, or null.</summary>
+        public float[] VarianceReal { get; }
+
+        /// <summary>Variances of the bands' second dimensions, or null.</summary>
+        public float[] VarianceImaginary { get; }
+
+        /// <summary>Covariances of the two, or null.</summary>
+        public float[] Covariance { get; }
+
+        internal kv_query_statistics Describe(
+            float* real, float* imaginary, float* magnitude, float* varianceReal,
+            float* varianceImaginary, float* covariance)
         {
             kv_query_statistics native = default;
             native.struct_size = (uint)sizeof(kv_query_statistics);
@@ -259,6 +283,9 @@ namespace Kvrt
             native.mean_real = real;
             native.mean_imaginary = imaginary;
             native.mean_magnitude = magnitude;
+            native.variance_real = varianceReal;
+            native.variance_imaginary = varianceImaginary;
+            native.covariance = covariance;
             return native;
         }
     }

@@ -178,6 +178,36 @@ namespace Kvrt.Tests
             }
         }
 
+        /// <summary>Of two tokens, the second turned back by its position: squares of half of what
+        /// they differ by.</summary>
+        [Test]
+        public static void StatisticsHoldCovariances()
+        {
+            using (Engine engine = Rotated())
+            {
+                Sequence sequence = engine.Pool.CreateSequence(gatherStatistics: true);
+                engine.Run(sequence, 1, 2);
+                var found = new QueryStatistics(1, Engine.QueryHeads, Engine.Dim / 2, true);
+                engine.Pool.GetStatistics(sequence, found);
+                float[] first = Engine.Row(2, 1, 0, 1), second = Engine.Row(2, 1, 1, 1);
+                for (int i = 0; i < found.Covariance.Length; ++i)
+                {
+                    int at = i / 16 * 32 + i % 16;
+                    double angle = Math.Pow(10000, -2.0 * (i % 16) / Engine.Dim);
+                    double real = second[at] * Math.Cos(angle) + second[at + 16] * Math.Sin(angle);
+                    double other = second[at + 16] * Math.Cos(angle) - second[at] * Math.Sin(angle);
+                    double byReal = (first[at] - real) / 2, byOther = (first[at + 16] - other) / 2;
+                    Check.Close(
+                        new[] { byReal * byReal, byOther * byOther, byReal * byOther },
+                        new double[] { found.VarianceReal[i], found.VarianceImaginary[i],
+                                       found.Covariance[i] }, 1e-5, $"band {i}");
+                }
+                engine.Pool.SetStatistics(found);
+                found.Covariance[3] = 99;
+                Check.Fails(Status.Invalid, "covariance", () => engine.Pool.SetStatistics(found));
+            }
+        }
+
         [Test]
         public static void StatisticsGoThroughAFile()
         {

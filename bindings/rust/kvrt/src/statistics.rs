@@ -1,5 +1,5 @@
-//! Statistics of queries: what TriAttention knows of a layer's queries before rotation. Constants
-//! of channels: what `Format::Affine4` stores keys with.
+//! Statistics of queries: what TriAttention and Expected Attention know of a layer's queries before
+//! rotation. Constants of channels: what `Format::Affine4` stores keys with.
 
 use std::ffi::CString;
 use std::ops::{Bound, RangeBounds};
@@ -13,6 +13,9 @@ use crate::{Error, PoolOf, Result, Sequence, Storage, Threading};
 /// Means over the queries of one layer, per query head and band of the rotation: of the complex
 /// query, and of its magnitude. Dimensions that are not rotated follow as bands of their own with a
 /// real mean, so that bands = rotated / 2 + (key_dim - rotated). Arrays are `[query_heads, bands]`.
+///
+/// Expected Attention works with the mean and, where all three are known, with the variances of a
+/// band's two dimensions and their covariance. They are all there or all empty.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct QueryStatistics {
     pub layer: u32,
@@ -23,6 +26,9 @@ pub struct QueryStatistics {
     pub mean_real: Vec<f32>,
     pub mean_imaginary: Vec<f32>,
     pub mean_magnitude: Vec<f32>,
+    pub variance_real: Vec<f32>,
+    pub variance_imaginary: Vec<f32>,
+    pub covariance: Vec<f32>,
 }
 
 impl QueryStatistics {
@@ -37,7 +43,22 @@ impl QueryStatistics {
             mean_real: zeroes.clone(),
             mean_imaginary: zeroes.clone(),
             mean_magnitude: zeroes,
+            ..Default::default()
         }
+    }
+
+    /// Room for a layer's means, variances and covariances.
+    pub fn with_covariances(layer: u32, query_heads: u32, bands: u32) -> Self {
+        let mut statistics = QueryStatistics::new(layer, query_heads, bands);
+        statistics.variance_real = statistics.mean_real.clone();
+        statistics.variance_imaginary = statistics.mean_real.clone();
+        statistics.covariance = statistics.mean_real.clone();
+        statistics
+    }
+
+    fn has_covariances(&self) -> bool {
+        let empty = self.variance_real.is_empty() && self.variance_imaginary.is_empty();
+        !(empty && self.covariance.is_empty())
     }
 
     /// The raw struct without its arrays, whose lengths are right.
@@ -46,6 +67,11 @@ impl QueryStatistics {
         check_length(&self.mean_real, needed, "statistics: mean_real")?;
         check_length(&self.mean_imaginary, needed, "statistics: mean_imaginary")?;
         check_length(&self.mean_magnitude, needed, "statistics: mean_magnitude")?;
+        if self.has_covariances() {
+            check_length(&self.variance_real, needed, "statistics: variance_real")?;
+            check_length(&self.variance_imaginary, needed, "statistics: variance_imaginary")?;
+            check_length(&self.covariance, needed, "statistics: covariance")?;
+        }
         Ok(sys::kv_query_statistics {
             layer: self.layer,
             query_heads: self.query_heads,
@@ -142,6 +168,11 @@ impl<T: Threading> PoolOf<T> {
         raw.mean_real = statistics.mean_real.as_ptr().cast_mut();
         raw.mean_imaginary = statistics.mean_imaginary.as_ptr().cast_mut();
         raw.mean_magnitude = statistics.mean_magnitude.as_ptr().cast_mut();
+        if statistics.has_covariances() {
+            raw.variance_real = statistics.variance_real.as_ptr().cast_mut();
+            raw.variance_imaginary = statistics.variance_imaginary.as_ptr().cast_mut();
+            raw.covariance = statistics.covariance.as_ptr().cast_mut();
+        }
         // SAFETY: the arrays are as long as query_heads and bands say; this call only reads them.
         self.call(|pool| unsafe { sys::kv_pool_set_statistics(pool, &raw) })
     }
@@ -157,6 +188,11 @@ impl<T: Threading> PoolOf<T> {
         raw.mean_real = statistics.mean_real.as_mut_ptr();
         raw.mean_imaginary = statistics.mean_imaginary.as_mut_ptr();
         raw.mean_magnitude = statistics.mean_magnitude.as_mut_ptr();
+        if statistics.has_covariances() {
+            raw.variance_real = statistics.variance_real.as_mut_ptr();
+            raw.variance_imaginary = statistics.variance_imaginary.as_mut_ptr();
+            raw.covariance = statistics.covariance.as_mut_ptr();
+        }
         // SAFETY: the arrays are as long as query_heads and bands say.
         self.call(|pool| unsafe {
             sys::kv_seq_get_statistics(pool, sequence.to_bits(), &mut raw)

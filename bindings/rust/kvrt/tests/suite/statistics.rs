@@ -36,30 +36,42 @@ fn gathering(pool: &Pool) -> Sequence {
 
 /// Means of the queries of a text, turned back by their positions.
 fn expected(text: &Text, layer: usize) -> QueryStatistics {
-    let mut means = QueryStatistics::new(layer as u32, 4, BANDS);
+    let mut means = QueryStatistics::with_covariances(layer as u32, 4, BANDS);
     means.tokens = TOKENS as u64;
     for head in 0..4 {
         for band in 0..BANDS as usize {
             let (mut real, mut imaginary, mut magnitude) = (0.0, 0.0, 0.0);
+            let mut squares = [0.0; 3]; // of the first dimension, the second, both
             for token in 0..TOKENS {
                 let query = &text.queries(layer, token..token + 1)[head * 32..][..32];
                 let at = |dim: usize| f64::from(query[dim]);
                 if band < ROTATED / 2 {
                     let (a, b) = (at(band) / 1.25, at(band + ROTATED / 2) / 1.25);
                     let (sine, cosine) = (frequencies()[band] * token as f64).sin_cos();
-                    real += a * cosine + b * sine;
-                    imaginary += b * cosine - a * sine;
+                    let (first, second) = (a * cosine + b * sine, b * cosine - a * sine);
+                    real += first;
+                    imaginary += second;
                     magnitude += a.hypot(b);
+                    let products = [first * first, second * second, first * second];
+                    for (square, product) in squares.iter_mut().zip(products) {
+                        *square += product;
+                    }
                 } else {
                     let own = at(ROTATED + band - ROTATED / 2);
                     real += own;
                     magnitude += own.abs();
+                    squares[0] += own * own;
                 }
             }
             let index = head * BANDS as usize + band;
             means.mean_real[index] = (real / TOKENS as f64) as f32;
             means.mean_imaginary[index] = (imaginary / TOKENS as f64) as f32;
             means.mean_magnitude[index] = (magnitude / TOKENS as f64) as f32;
+            let (real, imaginary) = (real / TOKENS as f64, imaginary / TOKENS as f64);
+            let [first, second, both] = squares.map(|square| square / TOKENS as f64);
+            means.variance_real[index] = (first - real * real) as f32;
+            means.variance_imaginary[index] = (second - imaginary * imaginary) as f32;
+            means.covariance[index] = (both - real * imaginary) as f32;
         }
     }
     means
@@ -71,6 +83,9 @@ fn assert_close(found: &QueryStatistics, expected: &QueryStatistics) {
         (&found.mean_real, &expected.mean_real),
         (&found.mean_imaginary, &expected.mean_imaginary),
         (&found.mean_magnitude, &expected.mean_magnitude),
+        (&found.variance_real, &expected.variance_real),
+        (&found.variance_imaginary, &expected.variance_imaginary),
+        (&found.covariance, &expected.covariance),
     ] {
         for (band, (found, expected)) in found.iter().zip(expected).enumerate() {
             assert!((found - expected).abs() < 2e-6, "band {band}: {found}, not {expected}");
@@ -103,9 +118,23 @@ fn gathered_means_are_those_of_the_queries_before_rotation() {
     text.run(&pool, sequence, 0..30);
     text.run(&pool, sequence, 30..TOKENS);
     for layer in 0..2 {
-        let mut found = QueryStatistics::new(layer as u32, 4, BANDS);
+        let mut found = QueryStatistics::with_covariances(layer as u32, 4, BANDS);
         pool.read_statistics(sequence, &mut found).unwrap();
         assert_close(&found, &expected(&text, layer));
+        assert!(found.variance_real.iter().all(|&variance| variance > 0.0));
+
+        let mut means = QueryStatistics::new(layer as u32, 4, BANDS);
+        pool.read_statistics(sequence, &mut means).unwrap();
+        assert_eq!(means.mean_real, found.mean_real);
+        assert!(means.covariance.is_empty());
+
+        // What was read can be set, and what is impossible cannot.
+        pool.set_statistics(&found).unwrap();
+        found.covariance[3] = 9.0;
+        assert_error(pool.set_statistics(&found), Status::INVALID, "covariance");
+        found.covariance.clear();
+        assert_error(pool.set_statistics(&found), Status::INVALID, "covariance");
+        pool.set_statistics(&means).unwrap();
     }
 }
 
@@ -132,7 +161,7 @@ fn calls_that_opt_out_teach_nothing() {
     silent.mean_real.fill(9.0);
     pool.read_statistics(sequence, &mut silent).unwrap();
     assert!(silent.mean_real.iter().all(|&mean| mean == 0.0), "{:?}", silent.mean_real);
-    let mut heard = QueryStatistics::new(1, 4, BANDS);
+    let mut heard = QueryStatistics::with_covariances(1, 4, BANDS);
     pool.read_statistics(sequence, &mut heard).unwrap();
     assert_close(&heard, &expected(&text, 1));
 }
