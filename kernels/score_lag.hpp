@@ -65,7 +65,7 @@ KVRT_DEVICE channel_range range_of_channel(float least, float greatest) {
 }
 
 /// Leaves the channels' ranges over slots [first, first + lag_slots) in shared memory: inverses,
-/// then offsets. A channel with NaN has none.
+/// then offsets. NaN is left out.
 template <class Cx, class rows>
 KVRT_DEVICE void find_ranges(const rows& row_of, uint32_t dim, uint32_t first) {
     float* const least = reinterpret_cast<float*>(Cx::shared());
@@ -88,7 +88,7 @@ KVRT_DEVICE void find_ranges(const rows& row_of, uint32_t dim, uint32_t first) {
             KVRT_UNROLL
             for (uint32_t k = 0; k < lane_channels; ++k) {
                 low[k] = x[k] < low[k] ? x[k] : low[k];
-                high[k] = high[k] < x[k] || x[k] != x[k] ? x[k] : high[k];
+                high[k] = high[k] < x[k] ? x[k] : high[k];
             }
         }
         KVRT_UNROLL
@@ -105,7 +105,7 @@ KVRT_DEVICE void find_ranges(const rows& row_of, uint32_t dim, uint32_t first) {
             const float x = Cx::template load<float>(least + r * dim + i);
             const float y = Cx::template load<float>(greatest + r * dim + i);
             low = x < low ? x : low;
-            high = high < y || y != y ? y : high;
+            high = high < y ? y : high;
         }
         // In the place of the first row's, which no other thread reads.
         const channel_range range = range_of_channel<Cx>(low, high);

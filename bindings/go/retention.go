@@ -172,7 +172,7 @@ type CompressReport struct {
 	BytesAfter     uint64
 	BlocksReturned uint64 // to the allocator
 	BytesReturned  uint64
-	BlocksCopied   uint64 // fresh ones, taken because the old ones were shared
+	BlocksCopied   uint64 // fresh ones, where the old were shared, or of another format
 	SlabsGivenBack uint64
 	Nanoseconds    uint64
 	RecodedRows    uint64  // of FormatKIVI4 and the like: rows that left a block, coded again
@@ -227,7 +227,7 @@ type PolicyFootprint struct {
 // stepTokens are the most tokens of the sequence in a step, a prefill chunk or a token with its
 // drafts; 0: 1. tokens is its length, for windows and layers that the policy leaves whole; 0:
 // TokensSteady, and full windows. Pinned ranges come on top. ErrInvalid: a policy with neither
-// Every nor Slack has no steady state.
+// Every nor Slack has no steady state. ErrTooLarge: more than MaxTokensPerSequence.
 func (p *Pool) PolicyFootprint(policy *Policy, stepTokens, tokens uint64) (PolicyFootprint, error) {
 	if err := p.enter(); err != nil {
 		return PolicyFootprint{}, err

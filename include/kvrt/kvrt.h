@@ -875,7 +875,7 @@ typedef struct kv_compress_report {
     uint64_t bytes_before, bytes_after;
     uint64_t blocks_returned; /* to the allocator; a block that others still read is not returned */
     uint64_t bytes_returned;
-    uint64_t blocks_copied;    /* fresh blocks taken because the old ones were shared */
+    uint64_t blocks_copied;    /* fresh ones, where the old were shared, or of another format */
     uint64_t slabs_given_back; /* elastic pools */
     uint64_t nanoseconds;
     uint64_t recoded_rows; /* of KIVI and KVARN: rows that left a tile and were coded again */
@@ -912,8 +912,8 @@ typedef struct kv_policy_footprint {
     uint64_t bytes_steady;
 } kv_policy_footprint;
 
-/* Pinned ranges are not known here: they come on top of what guards hold. Errors: INVALID (a policy
- * with neither every nor slack has no steady state), UNSUPPORTED. Threads: external. */
+/* Pinned ranges are not known here and come on top. Errors: INVALID (neither every nor slack: there
+ * is no steady state), TOO_LARGE (max_tokens_per_sequence), UNSUPPORTED. Threads: external. */
 KV_API KV_MUST_CHECK kv_status kv_pool_policy_footprint(kv_pool *pool, const kv_policy *policy,
                                                         kv_policy_footprint *footprint);
 

@@ -1,4 +1,4 @@
-// Extremes of the channels of some slots, compiled once per instruction set.
+// Extremes of the channels of some slots, compiled once per instruction set. NaN is left out.
 
 // Per-target include guard.
 #if defined(KVRT_RETENTION_EXTREMES_INL_HPP) == defined(HWY_TARGET_TOGGLE)
@@ -12,6 +12,7 @@
 
 #include <algorithm>
 #include <limits>
+#include <type_traits>
 
 #include "retention/visit-inl.hpp"
 
@@ -63,6 +64,7 @@ struct channel_extremes {
     uint32_t dim;
     bool has_slots = false;
     bool has_words = false, has_words_by_slot = false;
+    bool holds_nan = false;  // among elements of two bytes: what was found is of no use
     element word_type = element::f16;
 
     explicit channel_extremes(uint32_t channels) : dim(channels) {
@@ -118,7 +120,6 @@ struct channel_extremes {
         least[i] = HWY_MIN(least[i], low);
         greatest[i] = HWY_MAX(greatest[i], high);
     }
-    // NaN, which is the greatest, stays.
     template <element type>
     void widen_by_words() {
         const word_tag dw;
@@ -132,9 +133,11 @@ struct channel_extremes {
                 load_f32<type>(d, reinterpret_cast<const std::byte*>(least_words + i));
             const floats high =
                 load_f32<type>(d, reinterpret_cast<const std::byte*>(greatest_words + i));
-            const floats before = hn::Load(d, greatest + i);
+            const auto mine = hn::FirstN(d, dim - i);  // NaN lies beyond all numbers
+            const auto odd = hn::Or(hn::IsNaN(low), hn::IsNaN(high));
+            holds_nan = holds_nan || !hn::AllFalse(d, hn::And(mine, odd));
             hn::Store(hn::Min(hn::Load(d, least + i), low), d, least + i);
-            hn::Store(hn::IfThenElse(hn::Gt(before, high), before, high), d, greatest + i);
+            hn::Store(hn::Max(hn::Load(d, greatest + i), high), d, greatest + i);
         }
     }
     // Of 16 channels from `first` on, their slots side by side, which are turned around.
@@ -224,8 +227,13 @@ struct extremes_kernel {
             for (uint32_t row = first; row < end; ++row) {
                 coming.advance(lanes * sizeof(number));
                 const auto x = load(row, i);
-                low = hn::Min(low, x);
-                high = hn::Max(high, x);
+                if constexpr (std::is_same_v<number, float>) {
+                    low = hn::IfThenElse(hn::Lt(x, low), x, low);
+                    high = hn::IfThenElse(hn::Lt(high, x), x, high);
+                } else {
+                    low = hn::Min(low, x);
+                    high = hn::Max(high, x);
+                }
             }
             hn::Store(low, d, least + i);
             hn::Store(high, d, greatest + i);
@@ -235,7 +243,7 @@ struct extremes_kernel {
     template <element type, bool whole>
     HWY_INLINE void take(const std::byte* tile, uint32_t slot, tile_prefetch& coming) const {
         if constexpr (type == element::f32) {
-            take_floats<whole>(tile, slot, coming);
+            take_floats<type, whole>(tile, slot, coming);
         } else {
             take_words<whole>(tile, slot, coming);
         }
@@ -267,25 +275,47 @@ struct extremes_kernel {
         }
     }
 
-    template <bool whole>
+  public:
+    template <element type, bool whole>
     HWY_INLINE void take_floats(const std::byte* tile, uint32_t slot, tile_prefetch& coming) const {
         const float_tag d;
         const floats endless = hn::Set(d, std::numeric_limits<float>::infinity());
         for (uint32_t first = 0; first < slot_group; first += vector_slots) {
             const auto mine = part.lanes(slot + first);
             for (uint32_t i = 0; i < dim; ++i) {
-                if (first == 0) coming.advance(slot_group * sizeof(float));
-                const floats x = load_lanes<element::f32>(tile, i, first);
+                if (first == 0) coming.advance(slot_group * element_bytes(type));
+                const floats x = load_lanes<type>(tile, i, first);
                 float* low = extremes.by_slot + 2 * i * slot_group + first;
                 float* high = low + slot_group;
                 const floats not_above = whole ? x : hn::IfThenElse(mine, x, endless);
                 const floats not_below = whole ? x : hn::IfThenElse(mine, x, hn::Neg(endless));
-                hn::Store(hn::Min(hn::Load(d, low), not_above), d, low);
-                hn::Store(hn::Max(hn::Load(d, high), not_below), d, high);
+                const floats lowest = hn::Load(d, low), highest = hn::Load(d, high);
+                const auto below = hn::Lt(not_above, lowest), above = hn::Lt(highest, not_below);
+                hn::Store(hn::IfThenElse(below, not_above, lowest), d, low);
+                hn::Store(hn::IfThenElse(above, not_below, highest), d, high);
             }
         }
     }
 };
+
+// Of slots that hold NaN, whatever their elements.
+struct number_extremes_kernel {
+    const extremes_kernel& all;
+
+    template <element type>
+    void tile(const std::byte* tile, uint32_t slot, uint32_t, tile_prefetch coming) const {
+        all.extremes.begin_slots();
+        all.template take_floats<type, false>(tile, slot, coming);
+    }
+};
+
+// Those of a part, of which nothing may have been found yet.
+HWY_NOINLINE void find_among_numbers(operand_role role, const stored_rows& rows,
+                                     const part_slots& part, channel_extremes& extremes) {
+    const extremes_kernel all{extremes.dim, part, extremes};
+    visit_tiles(role, rows, part.first_group(), part.end, number_extremes_kernel{all});
+    extremes.join();
+}
 
 }  // namespace
 }  // namespace HWY_NAMESPACE

@@ -163,6 +163,14 @@ struct operand_measure {
         if (!finds) return;
         extremes.join();
         set_ranges(extremes, ranges);
+        if (extremes.holds_nan) set_ranges_among_numbers(rows, part);
+    }
+
+  private:
+    HWY_NOINLINE void set_ranges_among_numbers(const stored_rows& rows, const part_slots& part) {
+        channel_extremes extremes(rows.operand(role, *rows.open).dim);
+        find_among_numbers(role, rows, part, extremes);
+        set_ranges(extremes, ranges);
     }
 };
 

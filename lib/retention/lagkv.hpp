@@ -12,7 +12,8 @@
 // Sequences of fewer than sinks + 2 lag slots are scored by recency: (slot - sinks) / (slots -
 // sinks).
 // Of slots of a part that are equal the lower one ranks higher. A channel that does not vary in the
-// next part counts as the middle of a range. A slot with NaN ranks lowest in its part.
+// next part counts as the middle of a range. A slot with NaN ranks lowest in its part, and has no
+// part in the extremes of the channels where it is.
 #pragma once
 
 #include "retention/stored_rows.hpp"

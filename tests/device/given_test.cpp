@@ -261,3 +261,30 @@ TEST_CASE("scores that go astray are found by the comparison with the CPU pool")
     CHECK(pools.differences + pools.host.fake.violations.size() != 0);
     pools.host.fake.violations.clear();
 }
+
+TEST_CASE("scores in device memory want a stream of that device, and a pool there") {
+    scored_pools pools;
+    const kv_policy policy = host_policy();
+    twin_sequence sequence = pools.create(&policy);
+    pools.step({{&sequence, 8, 8}}, true);
+    const twin_tensor scores = pools.make_tensor(2, 8, 1);
+    const auto give = [&](uint32_t pool, CUstream_st* stream) {
+        return kv_cuda_seq_set_scores(pools.pools[pool], sequence.of[pool], 0, 0, 8,
+                                      reinterpret_cast<const float*>(scores.device), stream);
+    };
+    CUstream_st* const stream = as_stream(pools.host.stream);
+    CHECK(give(1, stream) == KV_INVALID);
+    CHECK(message_has("CPU"));
+    CHECK(give(0, nullptr) == KV_INVALID);
+    CHECK(message_has("stream"));
+    pools.host.fake.begin_capture(pools.host.stream);
+    CHECK(give(0, stream) == KV_INVALID);
+    CHECK(message_has("captured"));
+    pools.host.fake.end_capture(pools.host.stream);
+    kv_step* steps[2];
+    pools.begin({{&sequence, 1, 1}}, steps);
+    CHECK(give(0, as_stream(pools.host.fake.make_stream())) == KV_INVALID);
+    CHECK(message_has("another stream"));
+    CHECK(give(0, stream) == KV_OK);
+    pools.cancel(steps);
+}

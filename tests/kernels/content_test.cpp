@@ -183,6 +183,7 @@ TEST_CASE("KeyDiff's kernels: minus the cosine with the sum of all directions") 
 namespace {
 
 /// Standard deviations of a part's rows, by the ranges of the next part, as softmax over its slots.
+/// NaN has no part in ranges and sums.
 std::vector<double> defined_lag(const lane& here, bool value, uint32_t sequence, uint32_t head,
                                 uint32_t first) {
     const uint32_t lag = kernels::lag_slots;
@@ -192,8 +193,8 @@ std::vector<double> defined_lag(const lane& here, bool value, uint32_t sequence,
         least.resize(row.size(), INFINITY);
         greatest.resize(row.size(), -INFINITY);
         for (size_t c = 0; c < row.size(); ++c) {
-            least[c] = std::min(least[c], row[c]);
-            greatest[c] = std::max(greatest[c], row[c]);
+            if (row[c] < least[c]) least[c] = row[c];
+            if (row[c] > greatest[c]) greatest[c] = row[c];
         }
     }
     double sum = 0;
@@ -206,7 +207,7 @@ std::vector<double> defined_lag(const lane& here, bool value, uint32_t sequence,
         }
         for (const double x : row) square += (x - mean) * (x - mean);
         found.push_back(std::exp(std::sqrt(square / static_cast<double>(row.size() - 1))));
-        sum += found.back();
+        if (!std::isnan(found.back())) sum += found.back();
     }
     for (double& each : found) each /= sum;
     return found;
@@ -218,6 +219,7 @@ TEST_CASE("LagKV's kernels: ranks by deviations, by the ranges of the part that 
     for_each_lane([](const lane_description& what, thread_order order) {
         const uint32_t sinks = what.kv_heads == 1 ? 4 : 9;
         content_cohort cohort(what);
+        put_nan(cohort.here, 3, 160, 5);
         device_array<float> deviations(cohort.heads() * 2 * cohort.stride);
         device_array<float> out(cohort.nothing());
         const device_array<kernels::score_lane> lanes(cohort.lanes);

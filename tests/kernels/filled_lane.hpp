@@ -37,6 +37,28 @@ inline void fill_rows(lane& here, uint32_t sequences, uint32_t slots, uint32_t s
                      {saturated.data(), saturated.data()}, threads);
 }
 
+/// NaN in a channel of one slot of all sequences, of keys and values; coded formats have it in all
+/// channels of the row, or of a group.
+inline void put_nan(lane& here, uint32_t sequences, uint32_t slot, uint32_t channel) {
+    const kvrt::tile_layout& layout = here.layout;
+    device_tensor keys(number::f32, 1, layout.kv_heads, layout.keys.dim);
+    device_tensor values(number::f32, 1, layout.kv_heads, layout.values.dim);
+    for (device_tensor* tensor : {&keys, &values}) {
+        for (uint32_t head = 0; head < tensor->heads; ++head) {
+            for (uint32_t i = 0; i < tensor->dim; ++i) {
+                tensor->put(0, head, i, i == channel ? NAN : 0.01f * static_cast<float>(i));
+            }
+        }
+    }
+    std::vector<uint64_t> saturated(layout.kv_heads);
+    kvrt::executor threads;
+    for (uint32_t s = 0; s < sequences; ++s) {
+        const kvrt::write_item item{here.table_of(s), slot, 0, 1, slot};
+        kvrt::write_rows(layout, here.arena.data(), &item, 1, keys.view(), values.view(),
+                         {saturated.data(), saturated.data()}, threads);
+    }
+}
+
 inline std::vector<double> row_of(const lane& here, bool value, uint32_t sequence, uint32_t slot,
                                   uint32_t head) {
     const kvrt::operand_layout& operand = value ? here.layout.values : here.layout.keys;

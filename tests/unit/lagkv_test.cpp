@@ -166,3 +166,51 @@ TEST_CASE("LagKV: channels that do not vary and rows that are no numbers") {
               std::vector<float>{0.5f, 0.25f, 0, 0.75f});  // 0 and 1: as far from the middle
     });
 }
+
+TEST_CASE("LagKV: a row that is no number does not level the part before") {
+    // The second part of 40 has a NaN, in one channel or in all, where its extremes are not: all
+    // others rank as they do without it.
+    const lag_shape shape{40, 3};
+    for (const storage& how :
+         {storage{tile_order::native, 16, KV_FORMAT_F16, KV_FORMAT_F16},
+          storage{tile_order::native, 16, KV_FORMAT_F32, KV_FORMAT_BF16},
+          storage{tile_order::nhd, 16, KV_FORMAT_BF16, KV_FORMAT_F32},
+          storage{tile_order::native, 32, KV_FORMAT_INT8_TOKEN, KV_FORMAT_F16}}) {
+        for (const float odd : {NAN, -NAN}) {
+            for (const uint32_t channels : {1u, 32u}) {
+                CAPTURE(how.key_format);
+                CAPTURE(channels);
+                const auto rows = [&](float at) {
+                    return [=, drawn = 0u, draw = std::mt19937(4)](bool) mutable {
+                        std::normal_distribution<float> normal;
+                        const uint32_t slot = drawn++ / (2 * row_set::heads);
+                        std::vector<float> row(32);
+                        for (float& x : row) x = normal(draw);
+                        const float extreme = slot % 2 == 0 ? 9.0f : -9.0f;
+                        if (slot == 46 || slot == 75) row.assign(32, extreme);
+                        if (slot == 60) std::fill_n(row.begin(), channels, at);
+                        return row;
+                    };
+                };
+                row_set with(how, 130, 32, 32, rows(odd)), without(how, 130, 32, 32, rows(0));
+                std::byte* block = block_address(with.arena, with.blocks[60 / how.block_tokens]);
+                for (const operand_layout* of : {&with.open.keys, &with.open.values}) {
+                    for (uint32_t i = 0; of->plain() && i < channels; ++i) {
+                        store_element(block + of->at(60 % how.block_tokens, 1, i), of->type, odd);
+                    }
+                }
+                on_every_target([&] {
+                    const std::vector<float> expected = score(without, 1, shape);
+                    const std::vector<float> scores = score(with, 1, shape);
+                    uint32_t different = 0;
+                    for (uint32_t slot = 0; slot < 43; ++slot) {
+                        different += scores[slot] != expected[slot] ? 1 : 0;
+                    }
+                    CHECK(different == 0);
+                    CHECK(scores[60] == 0.0f);
+                    CHECK(score(with, 1, shape, 1) == scores);
+                });
+            }
+        }
+    }
+}

@@ -35,7 +35,8 @@ namespace Kvrt
 
         /// <summary>What a sequence takes under a policy, so that a scheduler can admit by it.
         /// Pinned ranges come on top. <see cref="Status.Invalid"/>: a policy with neither
-        /// <see cref="Policy.Every"/> nor <see cref="Policy.Slack"/> has no steady state.</summary>
+        /// <see cref="Policy.Every"/> nor <see cref="Policy.Slack"/> has no steady state.
+        /// <see cref="Status.TooLarge"/>: more than MaxTokensPerSequence.</summary>
         /// <param name="policy">The policy.</param>
         /// <param name="stepTokens">Most tokens of the sequence in a step: a prefill chunk, or a
         /// token with its drafts; 0: 1.</param>

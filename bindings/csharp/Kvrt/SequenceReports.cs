@@ -213,7 +213,7 @@ namespace Kvrt
         /// <summary>Of those blocks.</summary>
         public ulong BytesReturned => report.bytes_returned;
 
-        /// <summary>Fresh blocks taken because the old ones were shared.</summary>
+        /// <summary>Fresh blocks, where the old were shared, or of another format.</summary>
         public ulong BlocksCopied => report.blocks_copied;
 
         /// <summary>Slabs given back to the system by an elastic pool.</summary>

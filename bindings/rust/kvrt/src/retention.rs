@@ -25,7 +25,7 @@ report! {
         /// To the allocator; a block that others still read is not returned.
         blocks_returned: u64,
         bytes_returned: u64,
-        /// Fresh blocks taken because the old ones were shared.
+        /// Fresh blocks, where the old were shared, or of another format.
         blocks_copied: u64,
         /// By elastic pools.
         slabs_given_back: u64,
