@@ -10,7 +10,7 @@ PyTorch's scaled_dot_product_attention and FlashInfer's paged decode, each the f
 
 of_ours: their time by ours; 1 and more is what we want. Only what is installed is used, nothing is
 built or downloaded: FlashInfer without a kernel for the shape counts as absent. Medians of rounds,
-by CUDA events, each through several sets of keys and values, so that no cache holds what comes next.
+by CUDA events, each through several sets of keys and values, so that no cache holds what comes.
 """
 
 import contextlib

@@ -1,4 +1,5 @@
-"""scripts/gpu_check.sh over programs that only print, and over a fake compute-sanitizer: what passes, fails, is not there or takes too long is in its table, and in its exit status. And
+"""scripts/gpu_check.sh over programs that only print, and over a fake compute-sanitizer: what
+passes, fails, is not there or takes too long is in its table, and in its exit status. And
 bench/gpu_peers.py over packages that stand in for PyTorch and FlashInfer.
 """
 
@@ -29,10 +30,10 @@ cat <<'END'
 gpu device a card
 gpu shape kv_heads=8 query_heads=32 dim=128
 gpu copy bytes=1073741824 us=500.0 gbps=4295
-gpu decode bf16 kv=16384 sequences=16 bytes=1073807360 us=300.0 gbps=3579 of_copy=0.850 wanted=0.85 \
-met=no
-gpu decode bf16 kv=65536 sequences=4 bytes=1073758208 us=250.0 gbps=4295 of_copy=1.000 wanted=0.85 \
-met=yes
+gpu decode bf16 kv=16384 sequences=16 bytes=1073807360 us=300.0 gbps=3579 of_copy=0.850 \
+wanted=0.85 met=no
+gpu decode bf16 kv=65536 sequences=4 bytes=1073758208 us=250.0 gbps=4295 of_copy=1.000 \
+wanted=0.85 met=yes
 gpu decode int4 kv=16384 sequences=16 unsupported="no kernel | none"
 gpu bookkeeping sequences=256 layers=32 us=20.0 most=25.0 tables=4.0 wanted_below=30 met=yes
 gpu triattention offsets=max by=products sequences=64 kv=4096 us=1.0 host=2.0
