@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Decode attention of others on this GPU, at the shapes that bench_gpu has measured in the same run:
+"""Others' decode attention on this GPU, at the shapes that bench_gpu has measured in the same run:
 PyTorch's scaled_dot_product_attention and FlashInfer's paged decode, each the fastest way it has.
 
     bench/gpu_peers.py FILE     with what bench_gpu printed
@@ -9,8 +9,8 @@ PyTorch's scaled_dot_product_attention and FlashInfer's paged decode, each the f
     gpu peer flashinfer absent="FlashInfer is not installed"
 
 of_ours: their time by ours; 1 and more is what we want. Only what is installed is used, nothing is
-built or downloaded: FlashInfer without a kernel for the shape counts as absent. Medians of rounds by
-CUDA events, each through several sets of keys and values, so that no cache holds what comes next.
+built or downloaded: FlashInfer without a kernel for the shape counts as absent. Medians of rounds,
+by CUDA events, each through several sets of keys and values, so that no cache holds what comes.
 """
 
 import contextlib

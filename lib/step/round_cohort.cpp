@@ -72,6 +72,13 @@ bool has_moments(const round_plan& plan) {
     return true;
 }
 
+/// Do the newest stay, besides what guards hold? Not where some others are held by their values, or
+/// as the best of their segment.
+bool keeps_newest(const kv_policy& policy) {
+    const bool by_segment = policy.segments != 0 && policy.segment_quota != 0;
+    return policy.scorer == KV_SCORER_STREAMING && value_reserve_of(policy) == 0 && !by_segment;
+}
+
 }  // namespace
 
 round_cohort::round_cohort(step_context& context, uint64_t number, const round_listener& listener)
@@ -363,7 +370,7 @@ void round_cohort::settle(uint32_t index, const kvrt_round& call, status verdict
 void round_cohort::move_lanes(const round_plan& plan, compaction_report& report) {
     cache& store = *context_.store;
     const held_positions held = held_by_guards(plan);
-    const bool newest = plan.policy.scorer == KV_SCORER_STREAMING;
+    const bool newest = keeps_newest(plan.policy);
     const bool copied = report.blocks_copied != 0;
     plan.owner.last_fence = number_;
     plan.owner.room = 0;

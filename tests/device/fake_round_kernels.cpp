@@ -32,7 +32,7 @@ void measure(const measure_parameters& call) {
 }
 
 /// Of what the tests store; the others are found, and report a violation when they run.
-constexpr const char* not_here[] = {"f32", "int4_token", "fp8_token", "fp8_e4m3", "fp8_e5m2"};
+constexpr const char* not_here[] = {"int4_token", "fp8_token", "fp8_e4m3", "fp8_e5m2"};
 /// But these, which only measure.
 constexpr const char* measures_here[] = {"kvrt_measure_rows_int4_token",
                                          "kvrt_measure_rows_fp8_e4m3"};
@@ -91,6 +91,9 @@ void add_round_kernels(fake_driver& fake, const kernel_faults& faults) {
     const auto product = changing(faults.product);
     add<product_parameters>(fake, "kvrt_weigh_heads", weigh_heads<fake_context>, product);
     add<product_parameters>(fake, "kvrt_take_greatest", take_greatest<fake_context>, product);
+    static const char* f32[] = {"kvrt_score_keys_f32_2", "kvrt_score_keys_f32_4",
+                                "kvrt_score_keys_f32_8", "kvrt_measure_rows_f32",
+                                "kvrt_gather_keys_f32"};
     static const char* f16[] = {"kvrt_score_keys_f16_2", "kvrt_score_keys_f16_4",
                                 "kvrt_score_keys_f16_8", "kvrt_measure_rows_f16",
                                 "kvrt_gather_keys_f16"};
@@ -100,6 +103,7 @@ void add_round_kernels(fake_driver& fake, const kernel_faults& faults) {
     static const char* int8[] = {"kvrt_score_keys_int8_token_2", "kvrt_score_keys_int8_token_4",
                                  "kvrt_score_keys_int8_token_8", "kvrt_measure_rows_int8_token",
                                  "kvrt_gather_keys_int8_token"};
+    add_reader<coding::plain, number::f32>(fake, f32, change, product);
     add_reader<coding::plain, number::f16>(fake, f16, change, product);
     add_reader<coding::plain, number::bf16>(fake, bf16, change, product);
     add_reader<coding::int8_token, number::f32>(fake, int8, change, product);

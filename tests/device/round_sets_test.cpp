@@ -32,6 +32,34 @@ TEST_CASE("what stays whatever its score: ranges of values, and the best of each
     check(pools, 4);
 }
 
+TEST_CASE("where STREAMING keeps more than the newest, the host does not guess which") {
+    kv_policy policy = policy_of(KV_SCORER_STREAMING);
+    SUBCASE("ranges of values") { policy.value_reserve = 12; }
+    SUBCASE("the best of each segment") {
+        policy.prompt_tokens = 60;
+        policy.segments = 3;
+        policy.segment_quota = 4;
+    }
+    round_pools pools;
+    twin_sequence sequence = start(pools, 90);
+    REQUIRE(pools.compress(sequence, &policy) == KV_OK);
+    for (const uint32_t layer : {0u, 1u, 3u}) {
+        for (uint32_t head = 0; head < 2; ++head) {
+            std::vector<uint32_t> found[2];
+            for (uint32_t i = 0; i < 2; ++i) {
+                uint64_t count = 0;
+                found[i].resize(90);
+                REQUIRE(kv_seq_get_positions(pools.pools[i], sequence.of[i], layer, head, 90,
+                                             found[i].data(), &count) == KV_OK);
+                found[i].resize(count);
+            }
+            CHECK(found[0] == found[1]);
+        }
+    }
+    pools.compare(sequence);
+    CHECK(pools.differences == 0);
+}
+
 namespace {
 
 /// Lanes by head whose keys have steps of their own: no two are of one kind.

@@ -1,5 +1,5 @@
-"""scripts/gpu_check.sh over programs that only print, and over what stands in for compute-sanitizer:
-what passes, fails, is not there or takes too long is in its table, and in its exit status. And
+"""scripts/gpu_check.sh over programs that only print, and over a fake compute-sanitizer: what
+passes, fails, is not there or takes too long is in its table, and in its exit status. And
 bench/gpu_peers.py over packages that stand in for PyTorch and FlashInfer.
 """
 
@@ -30,8 +30,10 @@ cat <<'END'
 gpu device a card
 gpu shape kv_heads=8 query_heads=32 dim=128
 gpu copy bytes=1073741824 us=500.0 gbps=4295
-gpu decode bf16 kv=16384 sequences=16 bytes=1073807360 us=300.0 gbps=3579 of_copy=0.850 wanted=0.85 met=no
-gpu decode bf16 kv=65536 sequences=4 bytes=1073758208 us=250.0 gbps=4295 of_copy=1.000 wanted=0.85 met=yes
+gpu decode bf16 kv=16384 sequences=16 bytes=1073807360 us=300.0 gbps=3579 of_copy=0.850 \
+wanted=0.85 met=no
+gpu decode bf16 kv=65536 sequences=4 bytes=1073758208 us=250.0 gbps=4295 of_copy=1.000 \
+wanted=0.85 met=yes
 gpu decode int4 kv=16384 sequences=16 unsupported="no kernel | none"
 gpu bookkeeping sequences=256 layers=32 us=20.0 most=25.0 tables=4.0 wanted_below=30 met=yes
 gpu triattention offsets=max by=products sequences=64 kv=4096 us=1.0 host=2.0
@@ -157,7 +159,8 @@ class GpuCheck(Temporary):
             env={**os.environ, "CALLS": os.devnull, "SLOW": "1"}, stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
         self.assertEqual(result.returncode, 1, result.stdout)
-        self.assertRegex(table.read_text(), r"\| device tests \| stopped after [12] s \| [123] s \|")
+        self.assertRegex(table.read_text(),
+                         r"\| device tests \| stopped after [12] s \| [123] s \|")
         self.assertIn("| benchmarks | not run: no time is left of 2 s | |", table.read_text())
 
     def test_limits_of_the_parts_add_up_to_less_than_eight_minutes(self):
@@ -247,7 +250,8 @@ class Peers(Temporary):
         lines = self.work / "lines"
         lines.write_text(BENCH_GPU)
         site = self.work / "site"
-        texts = {"torch/__init__.py": TORCH, "torch/nn/__init__.py": "from torch.nn import functional\n",
+        texts = {"torch/__init__.py": TORCH,
+                 "torch/nn/__init__.py": "from torch.nn import functional\n",
                  "torch/nn/functional.py": TORCH_FUNCTIONAL,
                  "torch/nn/attention.py": TORCH_ATTENTION, "flashinfer/__init__.py": FLASHINFER,
                  "flashinfer/jit.py": "class MissingJITCacheError(RuntimeError): pass\n",

@@ -95,7 +95,8 @@ class OverTheStandIn(unittest.TestCase):
         # 2 sequences of 65 tokens, keys and values of 2 heads: 64 numbers of 2 bytes; of 1 and a
         # scale of 4 bytes; of half a byte, and as much.
         for name, row in (("bf16", 128), ("fp8", 68), ("int4", 36)):
-            self.assertRegex(said, rf"gpu decode {name} kv=64 sequences=2 bytes={2 * 65 * 4 * row} ")
+            self.assertRegex(said,
+                             rf"gpu decode {name} kv=64 sequences=2 bytes={2 * 65 * 4 * row} ")
         # Of two sequences' rounds nothing is known yet.
         self.assertRegex(said, r"(?m)^gpu triattention by=measured .* chosen=nothing_yet", said)
 

@@ -3,9 +3,9 @@
 // change policies between steps of prompts, drafts and tokens. Statuses and reports must be alike,
 // stored words, positions and tables the same, outputs within their bounds.
 //
-// Scores round otherwise on the GPU, so that of two tokens as near as that the one or the other
-// stays. A sequence that keeps others is given up; more of them than chance has would be a defect.
-// So it is where the device refuses a round that the CPU runs (what only the device knows).
+// Most scores round otherwise on the GPU, so that of two tokens as near as that the one or the
+// other stays. A sequence that keeps others is given up; more of them than chance has would be a
+// defect. So it is where the device refuses a round that the CPU runs (what only the device knows).
 #include "device/round_pools.hpp"
 #include "gpu_twin_device.hpp"
 #include "property/geometry.hpp"
@@ -35,6 +35,7 @@ struct layers_of_spec : twin_model {
 struct member {
     twin_sequence sequence;
     uint64_t rounds = 0;  ///< of its own, so far
+    kv_policy policy = KV_INIT(kv_policy);
 };
 
 class twin_stream {
@@ -74,7 +75,7 @@ class twin_stream {
         const uint32_t dice = below(100);
         member* const target = any();
         if (members_.size() < 2 || (dice < 8 && members_.size() < most_sequences)) {
-            members_.push_back({pools_.create(), 0});
+            members_.push_back({pools_.create()});
             if (below(3) != 0) set_policy(members_.back());
         } else if (dice < 14 && members_.size() < most_sequences) {
             fork(*target);
@@ -103,6 +104,7 @@ class twin_stream {
             const kv_status here =
                 kv_seq_set_policy(pools_.pools[1], target.sequence.of[1], &policy);
             REQUIRE_MESSAGE(there == here, std::string(message_buffer()));
+            if (there == KV_OK) target.policy = policy;
             return;
         }
     }
@@ -169,7 +171,7 @@ class twin_stream {
         REQUIRE_MESSAGE(verdicts[0] == verdicts[1], std::string(message_buffer()));
         CHECK(told[0].outcome == told[1].outcome);
         CHECK(told[0].tokens_after == told[1].tokens_after);
-        look_for_rounds({target.sequence});
+        look_for_rounds({target.sequence}, options.policy);
     }
 
     void step() {
@@ -203,11 +205,11 @@ class twin_stream {
         }
         std::vector<twin_sequence> stepped;
         for (const twin_append& item : items) stepped.push_back(*item.sequence);
-        look_for_rounds(stepped);
+        look_for_rounds(stepped, nullptr);
     }
 
     /// Where both have run a round, they keep the same; where one alone has, it is the CPU.
-    void look_for_rounds(const std::vector<twin_sequence>& of) {
+    void look_for_rounds(const std::vector<twin_sequence>& of, const kv_policy* given) {
         for (const twin_sequence& each : of) {
             kv_seq_info info[2] = {KV_INIT(kv_seq_info), KV_INIT(kv_seq_info)};
             for (uint32_t i = 0; i < 2; ++i) {
@@ -225,6 +227,11 @@ class twin_stream {
             if (!ran) continue;
             ++rounds;
             if (same_positions(each)) continue;
+            const uint32_t scorer = given != nullptr ? given->scorer : known.policy.scorer;
+            // These have the CPU's bits.
+            CHECK(scorer != KV_SCORER_STREAMING);
+            CHECK(scorer != KV_SCORER_RANDOM);
+            CHECK(scorer != KV_SCORER_KEY_NORM);
             ++apart;
             drop(each);
         }
@@ -336,6 +343,6 @@ TEST_CASE("streams of operations at random, over the geometries and policies of 
     CHECK(tables > (whole_length() ? 1000 : 4));
     if (!whole_length()) return;
     CHECK(rounds > 200);
-    CHECK(apart <= rounds / 10);
-    CHECK(undecided <= rounds / 5);
+    CHECK(apart <= rounds / 20);
+    CHECK(undecided <= rounds / 10);
 }
