@@ -3,8 +3,8 @@
  * different compilers, with different standard libraries.
  *
  * Offsets are into the arena, bytes. Every function that can fail returns a kv_status and leaves a
- * message; none waits for the device, but close, read and read_words. One thread at a time is inside a
- * device. */
+ * message; none waits for the device, but close, read and read_words. One thread at a time is
+ * inside a device. */
 #ifndef KVRT_DEVICE_PLUGIN_H
 #define KVRT_DEVICE_PLUGIN_H
 
