@@ -43,8 +43,8 @@
  * Scores that the host gives (kv_seq_set_scores) are copied in the call, and go up behind all that
  * was enqueued: on the stream of an open step, which must not be captured, of the last one, or on
  * one of the pool's. AGAIN: there is no room until the device has read what is on its way; nothing
- * has changed then. The first policy of HOST takes pinned memory, and as much of the device, for two
- * calls with scores of max_tokens_per_sequence positions; one with more than both is TOO_LARGE.
+ * has changed then. The first policy of HOST takes pinned memory, and as much of the device, for
+ * two calls with scores of max_tokens_per_sequence positions; one with more than both is TOO_LARGE.
  *
  * Statistics of queries are gathered as kv_attend is called. The first sequence that may gather
  * them takes device memory: for each of max_sequences 72 bytes for every band of every query head,

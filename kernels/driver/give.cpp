@@ -38,15 +38,14 @@ batch_parts parts_of(const kvrt_given_scores& given) {
 
 }  // namespace
 
-status score_giver::create(device_context& device, kernel_functions& functions,
-                           const kvrt_given_memory& memory) {
+status score_giver::create(device_context& device, kernel_functions& functions, uint64_t bytes) {
     KVRT_TRY(functions.state());
     {
         const current_context here(device);
         KVRT_TRY(here.state());
         KVRT_TRY(functions.find(give_));
     }
-    return ring_.create(device, round_up(memory.bytes, ring_.alignment), memory.calls);
+    return ring_.create(device, round_up(bytes, ring_.alignment), true);
 }
 
 status score_giver::run(kernel_functions& functions, stream_handle stream,

@@ -14,9 +14,8 @@ class score_giver {
     score_giver(const score_giver&) = delete;
     score_giver& operator=(const score_giver&) = delete;
 
-    /// Once; after a failure it can be called again.
-    status create(device_context& device, kernel_functions& functions,
-                  const kvrt_given_memory& memory);
+    /// Once, for so many bytes in flight; after a failure it can be called again.
+    status create(device_context& device, kernel_functions& functions, uint64_t bytes);
 
     /// AGAIN: nothing was enqueued.
     status run(kernel_functions& functions, stream_handle stream, const kvrt_given_scores& given);

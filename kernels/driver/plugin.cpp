@@ -243,8 +243,8 @@ kv_status gather_queries(kvrt_device* device, uint64_t step, kvrt_gather_queries
     return device->queries.run(device->functions, stream, *call);
 }
 
-kv_status create_given(kvrt_device* device, const kvrt_given_memory* memory) {
-    return device->given.create(device->context, device->functions, *memory);
+kv_status create_given(kvrt_device* device, uint64_t bytes) {
+    return device->given.create(device->context, device->functions, bytes);
 }
 
 kv_status give_scores(kvrt_device* device, uint64_t step, const kvrt_given_scores* call) {

@@ -20,10 +20,10 @@ staging_ring::~staging_ring() {
     if (host_ != nullptr) (void)calls.host_free(host_);
 }
 
-status staging_ring::create(device_context& device, uint64_t bytes, uint32_t batches) {
+status staging_ring::create(device_context& device, uint64_t bytes, bool joins) {
     device_ = &device;
     bytes_ = bytes;
-    batch_count_ = batches;
+    joins_ = joins;
     const driver& calls = device.calls();
     const current_context here(device);
     KVRT_TRY(here.state());
@@ -35,8 +35,7 @@ status staging_ring::create(device_context& device, uint64_t bytes, uint32_t bat
     if (device_memory_ == 0) {
         KVRT_TRY(device.allocate(bytes, "cuMemAlloc (staging)", device_memory_));
     }
-    for (uint32_t i = 0; i < batch_count_; ++i) {
-        batch& each = batches_[i];
+    for (batch& each : batches_) {
         if (each.event != nullptr) continue;
         KVRT_TRY(
             device.check(calls.event_create(&each.event, event_disable_timing), "cuEventCreate"));
@@ -50,7 +49,7 @@ status staging_ring::poll() {
         const driver_result result = device_->calls().event_query(at(0).event);
         if (result == error_not_ready) return KV_OK;
         KVRT_TRY(device_->check(result, "cuEventQuery"));
-        first_ = (first_ + 1) % batch_count_;
+        first_ = (first_ + 1) % most_batches;
         --count_;
     }
     return KV_OK;
@@ -72,7 +71,10 @@ status staging_ring::open(uint64_t least, uint64_t wanted, stream_handle stream)
     const uint64_t in_front = count_ == 0 || wraps ? 0 : oldest;
     const bool at_front = behind < std::min(wanted, std::max(in_front, least));
     const uint64_t room = at_front ? in_front : behind;
-    if (count_ == batch_count_ || room < least) {
+    const bool full = joins_ ? count_ >= most_batches / 2 : count_ == most_batches;
+    joined_ =
+        full && joins_ && !at_front && at(count_ - 1).stream == stream && at(count_ - 1).recorded;
+    if ((count_ == most_batches && !joined_) || room < least) {
         return fail(KV_AGAIN,
                     "staging: {} bytes at once, {} are free of {} and {} uploads in flight: let "
                     "the device catch up",
@@ -111,11 +113,12 @@ status staging_ring::drain() {
 
 status staging_ring::close(uint64_t used) {
     const current_context here(*device_);
-    batch& closed = at(count_);
-    closed.begin = batch_begin_;
+    batch& closed = at(joined_ ? count_ - 1 : count_);
+    if (!joined_) closed.begin = batch_begin_;
+    closed.stream = stream_;
     closed.end = batch_begin_ + std::max(round_up(used, alignment), alignment);
     closed.recorded = false;
-    ++count_;  // even when it cannot be recorded: the device may be reading it
+    if (!joined_) ++count_;  // even when it cannot be recorded: the device may be reading it
     KVRT_TRY(here.state());
     KVRT_TRY(device_->check(device_->calls().event_record(closed.event, stream_), "cuEventRecord"));
     closed.recorded = true;

@@ -11,8 +11,7 @@ namespace kvrt::cuda {
 
 class staging_ring {
   public:
-    static constexpr uint32_t most_batches = 16;  ///< in flight, unless a ring is made for others
-    static constexpr uint32_t room_for_batches = 256;
+    static constexpr uint32_t most_batches = 16;  ///< in flight
     static constexpr uint64_t alignment = 64;
 
     staging_ring() = default;
@@ -22,8 +21,9 @@ class staging_ring {
     ~staging_ring();
 
     /// `bytes` is a multiple of the alignment, at least 1024; the device has as many, at the same
-    /// offsets; up to room_for_batches. After a failure it can be called again, for as many.
-    status create(device_context& device, uint64_t bytes, uint32_t batches = most_batches);
+    /// offsets. After a failure it can be called again, for as many. `joins`: many small batches
+    /// of one stream become one where half of most_batches are in flight, which room alone limits.
+    status create(device_context& device, uint64_t bytes, bool joins = false);
 
     /// Opens a batch of up to `wanted` bytes, of at least `least`: a multiple of the alignment.
     /// AGAIN: there is no room for so many now. TOO_LARGE: there never is. Nothing is enqueued.
@@ -55,24 +55,26 @@ class staging_ring {
   private:
     struct batch {
         event_handle event = nullptr;
+        stream_handle stream = nullptr;
         uint64_t begin = 0, end = 0;  ///< in the ring
         bool recorded = false;        ///< or else in flight for ever
     };
 
     status poll();
-    batch& at(uint32_t index) { return batches_[(first_ + index) % batch_count_]; }
+    batch& at(uint32_t index) { return batches_[(first_ + index) % most_batches]; }
 
     device_context* device_ = nullptr;
     std::byte* host_ = nullptr;
     device_pointer device_memory_ = 0;
     uint64_t bytes_ = 0;
-    std::array<batch, room_for_batches> batches_;
-    uint32_t batch_count_ = most_batches;
+    std::array<batch, most_batches> batches_;
+    bool joins_ = false;
     uint32_t first_ = 0;  ///< the oldest in flight
     uint32_t count_ = 0;
     stream_handle stream_ = nullptr;  ///< of the open batch
     uint64_t batch_begin_ = 0;
     uint64_t batch_bytes_ = 0;
+    bool joined_ = false;  ///< the open batch is more of the newest in flight
 };
 
 }  // namespace kvrt::cuda

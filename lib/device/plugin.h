@@ -3,8 +3,8 @@
  * different compilers, with different standard libraries.
  *
  * Offsets are into the arena, bytes. Every function that can fail returns a kv_status and leaves a
- * message; none waits for the device, but close, read and read_words. One thread at a time is inside a
- * device. */
+ * message; none waits for the device, but close, read and read_words. One thread at a time is
+ * inside a device. */
 #ifndef KVRT_DEVICE_PLUGIN_H
 #define KVRT_DEVICE_PLUGIN_H
 
@@ -344,12 +344,6 @@ typedef struct kvrt_round {
     kvrt_query_memory queries;
 } kvrt_round;
 
-/* Room for scores that the host gives: of so many bytes at once, and so many calls in flight. */
-typedef struct kvrt_given_memory {
-    uint64_t bytes;
-    uint32_t calls, unused;
-} kvrt_given_memory;
-
 /* A lane of the layer that is scored. */
 typedef struct kvrt_given_lane {
     const uint32_t* block_table; /* of the host: [blocks of `slots`], read in the call */
@@ -502,8 +496,9 @@ typedef struct kvrt_plugin {
     void (*report_scoring)(const kvrt_device* device, kvrt_scoring_report* report);
 
     /* Scores by slot that the host gives by position, enqueued for an open step: once per device,
-     * then as they come. AGAIN: there is no room until the device has read what is on its way. */
-    kv_status (*create_given)(kvrt_device* device, const kvrt_given_memory* memory);
+     * for so many bytes in flight, then as they come. AGAIN: there is no room until the device has
+     * read what is on its way. */
+    kv_status (*create_given)(kvrt_device* device, uint64_t bytes);
     kv_status (*give_scores)(kvrt_device* device, uint64_t step, const kvrt_given_scores* call);
 
     /* As inspected_memory (device/device.hpp), of the arena. A fill that fails is told by the next

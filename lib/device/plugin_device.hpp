@@ -124,9 +124,7 @@ class plugin_device final : public device_memory, public inspected_memory, publi
     status set_scoring(const kvrt_scoring& wanted) {
         return told(plugin_->set_scoring(device_, &wanted));
     }
-    status create_given(const kvrt_given_memory& memory) {
-        return told(plugin_->create_given(device_, &memory));
-    }
+    status create_given(uint64_t bytes) { return told(plugin_->create_given(device_, bytes)); }
     status give_scores(uint64_t step, const kvrt_given_scores& call) {
         return told(plugin_->give_scores(device_, step, &call));
     }

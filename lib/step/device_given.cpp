@@ -8,8 +8,6 @@ namespace kvrt {
 
 namespace {
 
-/// Calls that may be in flight: of two steps, in all layers.
-constexpr uint32_t least_calls = 16, most_calls = 256;
 constexpr uint64_t least_bytes = uint64_t{1} << 16;
 
 /// What a call takes at most: a score of every token, and what kernels are told of lanes.
@@ -54,11 +52,7 @@ status device_given::prepare(step_context& context) {
         most_lanes = std::max(most_lanes, layer.end_lane() - layer.first_lane);
     }
     if (lanes.size() == 0) KVRT_TRY(lanes.allocate(store.allocator, most_lanes, "scores given"));
-    kvrt_given_memory memory = {};
-    memory.bytes = std::max(2 * most_bytes_of_call(store), least_bytes);
-    memory.calls =
-        std::clamp(2 * static_cast<uint32_t>(store.model.layers.size()), least_calls, most_calls);
-    KVRT_TRY(store.device.create_given(memory));
+    KVRT_TRY(store.device.create_given(std::max(2 * most_bytes_of_call(store), least_bytes)));
     prepared = true;
     return KV_OK;
 }

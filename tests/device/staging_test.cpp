@@ -267,6 +267,39 @@ TEST_CASE("so many batches are in flight, and no more") {
     of.end();
 }
 
+TEST_CASE("small batches of one stream become one, and only room is a limit") {
+    world of(1024, 16, false);
+    const stream_handle other = of.fake.make_stream();
+    {
+        staging_ring ring;
+        REQUIRE(ring.create(of.device, 65536, true) == KV_OK);
+        const auto send = [&](stream_handle stream) {
+            const status verdict = ring.open(64, 64, stream);
+            if (verdict < 0) return verdict;
+            std::memset(ring.data(), 1, 64);  // the fake says where that has not been read yet
+            REQUIRE(ring.copy(ring.on_device(0), 0, 64) == KV_OK);
+            return ring.close(64);
+        };
+        uint32_t sent = 0;
+        while (sent < 2000 && send(of.stream) == KV_OK) ++sent;
+        CHECK(sent == 65536 / 64);
+        CHECK(ring.in_flight() == staging_ring::most_batches / 2);
+        for (uint32_t i = 0; i < 2; ++i) REQUIRE(of.fake.run_one(of.stream));  // a copy, its event
+        CHECK(send(of.stream) == KV_OK);  // around the ring's end, apart
+        CHECK(send(of.stream) == KV_AGAIN);
+        of.fake.run_all();
+        for (uint32_t i = 0; i < 12; ++i) CHECK(send(of.stream) == KV_OK);
+        const uint32_t before = ring.in_flight();
+        CHECK(send(other) == KV_OK);
+        CHECK(ring.in_flight() == before + 1);  // which has an order of its own
+        of.fake.run_all();
+        CHECK(send(of.stream) == KV_OK);
+        CHECK(ring.in_flight() == 1);
+        of.fake.run_all();
+    }
+    of.end();
+}
+
 TEST_CASE("uploads are for streams that are not captured, and not the default one") {
     world of(1024, 16, false);
     of.write(3, 4);
