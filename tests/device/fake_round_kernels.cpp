@@ -32,7 +32,7 @@ void measure(const measure_parameters& call) {
 }
 
 /// Of what the tests store; the others are found, and report a violation when they run.
-constexpr const char* not_here[] = {"f32", "int4_token", "fp8_token", "fp8_e4m3", "fp8_e5m2"};
+constexpr const char* not_here[] = {"int4_token", "fp8_token", "fp8_e4m3", "fp8_e5m2"};
 /// But these, which only measure.
 constexpr const char* measures_here[] = {"kvrt_measure_rows_int4_token",
                                          "kvrt_measure_rows_fp8_e4m3"};
@@ -65,6 +65,14 @@ void add_round_kernels(fake_driver& fake, const kernel_faults& faults) {
                            changing(faults.select));
     add<compact_parameters>(fake, "kvrt_compact_lanes", compact_lanes<fake_context>,
                             changing(faults.compact));
+    add<compact_sealed_parameters>(fake, "kvrt_compact_sealed_lanes",
+                                   compact_sealed_lanes<fake_context>,
+                                   changing(faults.compact_sealed));
+    add<open_lanes_parameters>(fake, "kvrt_open_lanes", open_lanes<fake_context>,
+                               changing(faults.open_lanes));
+    add<open_survivors_parameters>(fake, "kvrt_open_survivors", open_survivors<fake_context>);
+    add<compact_tiles_parameters>(fake, "kvrt_compact_tiles", compact_tiles<fake_context>,
+                                  changing(faults.compact_tiles));
     add<query_parameters>(fake, "kvrt_gather_queries", gather_queries<fake_context>,
                           changing(faults.gather));
     add<moments_parameters>(fake, "kvrt_make_moments", make_moments<fake_context>);
@@ -98,6 +106,10 @@ void add_round_kernels(fake_driver& fake, const kernel_faults& faults) {
     static const char* int8[] = {"kvrt_score_keys_int8_token_2", "kvrt_score_keys_int8_token_4",
                                  "kvrt_score_keys_int8_token_8", "kvrt_measure_rows_int8_token",
                                  "kvrt_gather_keys_int8_token"};
+    static const char* f32[] = {"kvrt_score_keys_f32_2", "kvrt_score_keys_f32_4",
+                                "kvrt_score_keys_f32_8", "kvrt_measure_rows_f32",
+                                "kvrt_gather_keys_f32"};
+    add_reader<coding::plain, number::f32>(fake, f32, change, product);
     add_reader<coding::plain, number::f16>(fake, f16, change, product);
     add_reader<coding::plain, number::bf16>(fake, bf16, change, product);
     add_reader<coding::int8_token, number::f32>(fake, int8, change, product);

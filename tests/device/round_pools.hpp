@@ -92,6 +92,7 @@ struct round_pools : rope_of_tests, twin_pools {
     void compare_positions(const twin_sequence& sequence) {
         host.fake.run_all();
         cache &here = pools[0]->store, &there = pools[1]->store;
+        const uint32_t tokens = here.model.block_tokens;
         const kvrt::sequence& device = *here.sequences.find(sequence.of[0]);
         const kvrt::sequence& cpu = *there.sequences.find(sequence.of[1]);
         CHECK(device.next_position == cpu.next_position);
@@ -102,15 +103,19 @@ struct round_pools : rope_of_tests, twin_pools {
             REQUIRE(state.explicit_slots == cpu.lanes[l].explicit_slots);
             REQUIRE(state.blocks == cpu.lanes[l].blocks);
             if (!device_has_positions(here, device, l)) continue;
-            const position_store store = pools[0]->steps.rounds.positions_of(pools[0]->steps, l);
+            const auto store_of = [&](uint32_t index) {
+                return pools[0]->steps.rounds.positions_of(pools[0]->steps, l,
+                                                           index < state.sealed_blocks);
+            };
             for (uint32_t head = 0; head < here.model.lanes[l].kv_heads; ++head) {
                 const slot_positions expected = positions_of(there, cpu, l, head);
                 for (uint32_t slot = 0; slot < state.explicit_slots; ++slot) {
                     const uint32_t* const row = host.fake.memory_of<uint32_t>(
-                        reinterpret_cast<device_pointer>(store.of(state.table[slot / 16], head)),
-                        16);
+                        reinterpret_cast<device_pointer>(
+                            store_of(slot / tokens).of(state.table[slot / tokens], head)),
+                        tokens);
                     REQUIRE(row != nullptr);
-                    differences += row[slot % 16] != expected.at(slot) ? 1 : 0;
+                    differences += row[slot % tokens] != expected.at(slot) ? 1 : 0;
                     ++compared_positions;
                 }
             }
