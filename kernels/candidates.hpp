@@ -46,7 +46,7 @@ struct guard_lane {
     uint32_t slots;
     uint32_t explicit_slots;
     uint32_t pinned_count;  ///< at most most_pinned
-    uint32_t unused;
+    uint32_t sealed_slots;  ///< in blocks of a class of their own, the first ones
 };
 
 inline constexpr uint32_t guard_threads = 128;
@@ -57,6 +57,7 @@ inline constexpr uint32_t guard_shared_bytes = guard_threads / warp_lanes * most
 /// guard_shared_bytes.
 struct guard_parameters {
     position_place positions;
+    position_place sealed_positions;  ///< of slots in sealed blocks
     const uint32_t* tables = nullptr;
     const guard_lane* lanes = nullptr;  ///< [count]
     const position_range* pinned = nullptr;
@@ -79,11 +80,15 @@ struct slot_positions {
     uint32_t slots;
     uint32_t explicit_slots;
     uint64_t next_position;
+    const position_place* sealed = nullptr;  ///< of slots below sealed_slots
+    uint32_t sealed_slots = 0;
 
     KVRT_DEVICE uint64_t at(uint32_t slot) const {
         if (slot >= explicit_slots) return next_position - (slots - slot);
         const uint32_t id = Cx::template load_constant<uint32_t>(table + slot / store.block_tokens);
-        return Cx::template load_constant<uint32_t>(store.of(id, head) + slot % store.block_tokens);
+        const uint32_t* const from =
+            slot < sealed_slots ? sealed->of(id, head) : store.of(id, head);
+        return Cx::template load_constant<uint32_t>(from + slot % store.block_tokens);
     }
     /// The first slot at `position` or later; `slots` if there is none.
     KVRT_DEVICE uint32_t find(uint64_t position) const {
@@ -172,7 +177,9 @@ KVRT_DEVICE void find_candidates(const guard_parameters& call) {
         unit % call.kv_heads,
         Cx::template load_constant<uint32_t>(&lane.slots),
         Cx::template load_constant<uint32_t>(&lane.explicit_slots),
-        Cx::template load_constant<uint64_t>(&lane.next_position)};
+        Cx::template load_constant<uint64_t>(&lane.next_position),
+        &call.sealed_positions,
+        Cx::template load_constant<uint32_t>(&lane.sealed_slots)};
     const uint32_t pinned = Cx::template load_constant<uint32_t>(&lane.pinned_count);
     uint32_t* const found = reinterpret_cast<uint32_t*>(Cx::shared()) + Cx::warp() * most_bounds;
     for (uint32_t i = Cx::lane(); i < 3 + 2 * pinned; i += warp_lanes) {

@@ -7,7 +7,7 @@
 // overwrites, earlier tiles and this one have loaded before the barrier, and later ones do not
 // need.
 //
-// Tile-local formats are not moved so: their rows must be coded anew (kernels know none of them).
+// Lanes some of whose blocks are sealed have two layouts: compact_sealed.hpp moves them.
 #pragma once
 
 #include "kernels/layout.hpp"
@@ -75,8 +75,10 @@ struct head_move {
     const uint32_t* source;
     const uint32_t* target;
     const uint32_t* survivors;
-    uint32_t count;
     uint32_t head;
+    uint32_t end;        ///< of target slots
+    uint32_t first = 0;  ///< of them, a multiple of 16: where tiles begin
+    uint32_t low = 0;    ///< and what is before this one stays
 
     KVRT_DEVICE uint64_t place_of(const uint32_t* table, uint32_t slot) const {
         const uint32_t tokens = call.place.block_tokens;
@@ -92,10 +94,10 @@ struct head_move {
     }
 
     KVRT_DEVICE void look_up(uint32_t tile, uint32_t tile_size) const {
-        const uint32_t slot = tile * tile_size + Cx::thread();
-        if (Cx::thread() >= tile_size || tile * tile_size >= count) return;
+        const uint32_t begin = first + tile * tile_size, slot = begin + Cx::thread();
+        if (Cx::thread() >= tile_size || begin >= end) return;
         uint64_t from = stays, to = stays;
-        if (slot < count) {
+        if (slot >= low && slot < end) {
             from = place_of(source, Cx::template load_constant<uint32_t>(survivors + slot));
             to = place_of(target, slot);
             if (from == to) from = to = stays;
@@ -209,7 +211,7 @@ KVRT_DEVICE void move_tiles(const head_move<Cx>& move, uint32_t tile_size) {
     pieces held;
     move.look_up(0, tile_size);
     Cx::barrier();
-    for (uint32_t tile = 0; tile * tile_size < move.count; ++tile) {
+    for (uint32_t tile = 0; move.first + tile * tile_size < move.end; ++tile) {
         held.load(move, move.slots_of(tile), tile_size);
         // Of the three tables, stragglers may still store by that of the tile before.
         move.look_up(tile + 1, tile_size);
@@ -218,21 +220,50 @@ KVRT_DEVICE void move_tiles(const head_move<Cx>& move, uint32_t tile_size) {
     }
 }
 
+/// Tiles of the size and pieces that the operand's rows take.
+template <class Cx>
+KVRT_DEVICE void move_rows(const head_move<Cx>& move) {
+    const operand_place& operand = move.operand;
+    uint32_t tile_size = most_tile_slots;
+    while (tile_size * operand.row_bytes() > tile_bytes) tile_size /= 2;
+    if (!operand.by_rows()) {
+        if (operand.word_bytes == 2)
+            return move_tiles<Cx, column_pieces<Cx, uint16_t>>(move, tile_size);
+        return move_tiles<Cx, column_pieces<Cx, uint32_t>>(move, tile_size);
+    }
+    if (operand.row_bytes() % 16 == 0)
+        return move_tiles<Cx, row_pieces<Cx, word4>>(move, tile_size);
+    move_tiles<Cx, row_pieces<Cx, uint32_t>>(move, tile_size);
+}
+
+/// Where positions of a lane's slots are: of those in sealed blocks, which are the first, apart.
+struct note_stores {
+    const position_place& open;
+    const position_place* sealed = nullptr;
+    uint32_t sealed_slots = 0;  ///< before
+    uint32_t sealed_after = 0;
+
+    KVRT_DEVICE uint32_t* of(uint32_t id, uint32_t head, bool is_sealed) const {
+        return is_sealed ? sealed->of(id, head) : open.of(id, head);
+    }
+};
+
 /// What is known of slots, one number each: positions and sums.
 template <class Cx>
-KVRT_DEVICE void move_notes(const head_move<Cx>& move, const compact_lane& lane) {
+KVRT_DEVICE void move_notes(const head_move<Cx>& move, const compact_lane& lane,
+                            const note_stores& stores) {
     const compact_parameters& call = move.call;
     const uint32_t tokens = call.place.block_tokens;
     const uint64_t of_head = move.head * call.sums_stride;
     float* const sums = lane.sums == no_sums ? nullptr : call.sums + lane.sums + of_head;
     float* const before = lane.before == no_sums ? nullptr : call.sums + lane.before + of_head;
     const bool positions = call.positions.base != nullptr;
-    for (uint32_t first = 0; first < move.count; first += compact_threads) {
+    for (uint32_t first = 0; first < lane.count; first += compact_threads) {
         const uint32_t slot = first + Cx::thread();
         uint32_t position = 0;
         uint32_t kept_in = no_block;  // the block whose entry is right already
         float sum = lane.unknown, sum_before = 0.0f;
-        if (slot < move.count) {
+        if (slot < lane.count) {
             const uint32_t from = Cx::template load_constant<uint32_t>(move.survivors + slot);
             if (positions) {
                 position = lane.next_position - (lane.slots - from);
@@ -240,33 +271,29 @@ KVRT_DEVICE void move_notes(const head_move<Cx>& move, const compact_lane& lane)
                     const uint32_t id =
                         Cx::template load_constant<uint32_t>(move.source + from / tokens);
                     if (from == slot) kept_in = id;
-                    position = Cx::template load<uint32_t>(call.positions.of(id, move.head) +
-                                                           from % tokens);
+                    position = Cx::template load<uint32_t>(
+                        stores.of(id, move.head, from < stores.sealed_slots) + from % tokens);
                 }
             }
             if (from < lane.sums_slots) sum = Cx::template load<float>(sums + from);
             if (from < lane.before_slots) sum_before = Cx::template load<float>(before + from);
         }
         Cx::barrier();
-        if (slot >= move.count) continue;
+        if (slot >= lane.count) continue;
         if (positions) {
             const uint32_t id = Cx::template load_constant<uint32_t>(move.target + slot / tokens);
-            if (id != kept_in)
-                Cx::store(call.positions.of(id, move.head) + slot % tokens, position);
+            if (id != kept_in) {
+                Cx::store(stores.of(id, move.head, slot < stores.sealed_after) + slot % tokens,
+                          position);
+            }
         }
         if (sums != nullptr) Cx::store(sums + slot, sum);
         if (before != nullptr) Cx::store(before + slot, sum_before);
     }
 }
 
-/// The kernel.
 template <class Cx>
-KVRT_DEVICE void compact_lanes(const compact_parameters& call) {
-    const uint32_t part = Cx::block() % compact_parts;
-    const uint32_t head = Cx::block() / compact_parts % call.place.kv_heads;
-    const uint32_t index = Cx::block() / compact_parts / call.place.kv_heads;
-    if (index >= call.count) return;
-    const compact_lane& listed = call.lanes[index];
+KVRT_DEVICE compact_lane load_lane(const compact_lane& listed) {
     compact_lane lane;
     lane.source_table = Cx::template load_constant<uint64_t>(&listed.source_table);
     lane.target_table = Cx::template load_constant<uint64_t>(&listed.target_table);
@@ -280,27 +307,26 @@ KVRT_DEVICE void compact_lanes(const compact_parameters& call) {
     lane.sums_slots = Cx::template load_constant<uint32_t>(&listed.sums_slots);
     lane.before_slots = Cx::template load_constant<uint32_t>(&listed.before_slots);
     lane.unknown = Cx::template load_constant<float>(&listed.unknown);
+    return lane;
+}
 
-    const operand_place& operand = part == 1 ? call.place.values : call.place.keys;
+/// The kernel.
+template <class Cx>
+KVRT_DEVICE void compact_lanes(const compact_parameters& call) {
+    const uint32_t part = Cx::block() % compact_parts;
+    const uint32_t head = Cx::block() / compact_parts % call.place.kv_heads;
+    const uint32_t index = Cx::block() / compact_parts / call.place.kv_heads;
+    if (index >= call.count) return;
+    const compact_lane lane = load_lane<Cx>(call.lanes[index]);
     const head_move<Cx> move{call,
-                             operand,
+                             part == 1 ? call.place.values : call.place.keys,
                              call.tables + lane.source_table,
                              call.tables + lane.target_table,
                              call.survivors + lane.survivors + head * call.survivor_stride,
-                             lane.count,
-                             head};
-    if (part == 2) return move_notes<Cx>(move, lane);
-
-    uint32_t tile_size = most_tile_slots;
-    while (tile_size * operand.row_bytes() > tile_bytes) tile_size /= 2;
-    if (!operand.by_rows()) {
-        if (operand.word_bytes == 2)
-            return move_tiles<Cx, column_pieces<Cx, uint16_t>>(move, tile_size);
-        return move_tiles<Cx, column_pieces<Cx, uint32_t>>(move, tile_size);
-    }
-    if (operand.row_bytes() % 16 == 0)
-        return move_tiles<Cx, row_pieces<Cx, word4>>(move, tile_size);
-    move_tiles<Cx, row_pieces<Cx, uint32_t>>(move, tile_size);
+                             head,
+                             lane.count};
+    if (part == 2) return move_notes<Cx>(move, lane, {call.positions});
+    move_rows<Cx>(move);
 }
 
 }  // namespace kvrt::kernels

@@ -17,12 +17,15 @@ struct place_lane {
     uint32_t first_head;  ///< of the lane, in its layer
     uint32_t slots;
     uint32_t explicit_slots;
+    uint32_t sealed_slots = 0;  ///< in blocks of a class of their own, the first ones
+    uint32_t unused = 0;
 };
 
 /// KV head h of a lane has row h, rows `stride` apart; entries [0, slots) are written. Launch with
 /// score_blocks(count, kv_heads, most_slots) blocks of score_threads threads.
 struct place_parameters {
     position_place positions;
+    position_place sealed_positions;  ///< of slots in sealed blocks
     const uint32_t* tables = nullptr;
     const place_lane* lanes = nullptr;  ///< [count]
     float* scores = nullptr;
@@ -79,7 +82,9 @@ KVRT_DEVICE void score_places(const place_parameters& call) {
         head,
         Cx::template load_constant<uint32_t>(&lane.slots),
         Cx::template load_constant<uint32_t>(&lane.explicit_slots),
-        Cx::template load_constant<uint64_t>(&lane.next_position)};
+        Cx::template load_constant<uint64_t>(&lane.next_position),
+        &call.sealed_positions,
+        Cx::template load_constant<uint32_t>(&lane.sealed_slots)};
     float* const scores =
         call.scores + Cx::template load_constant<uint64_t>(&lane.scores) + head * call.stride;
     const uint64_t seed = Cx::template load_constant<uint64_t>(&lane.seed);

@@ -23,6 +23,8 @@ struct quota_set {
     uint32_t keep;      ///< how many stay in all
     uint32_t segments;  ///< at least 1
     uint32_t each;      ///< of a segment; fewer where all segments together have no places for it
+    uint32_t sealed_slots = 0, unused = 0;
+    position_place sealed_positions;  ///< of the first sealed_slots
 };
 
 struct quota_shared {
@@ -67,13 +69,16 @@ KVRT_DEVICE void reserve_segments(const quota_parameters& call) {
     quota_shared* const shared = reinterpret_cast<quota_shared*>(Cx::shared());
     if (Cx::thread() < 2) {
         const position_place store = fetch_positions<Cx>(set.positions);
+        const position_place sealed = fetch_positions<Cx>(set.sealed_positions);
         const slot_positions<Cx> positions{
             store,
             call.tables + Cx::template load_constant<uint64_t>(&set.table),
             Cx::template load_constant<uint32_t>(&set.head),
             Cx::template load_constant<uint32_t>(&set.slots),
             Cx::template load_constant<uint32_t>(&set.explicit_slots),
-            Cx::template load_constant<uint64_t>(&set.next_position)};
+            Cx::template load_constant<uint64_t>(&set.next_position),
+            &sealed,
+            Cx::template load_constant<uint32_t>(&set.sealed_slots)};
         const uint64_t tokens = Cx::template load_constant<uint64_t>(&set.tokens);
         const uint64_t index = uint64_t{segment} + Cx::thread();
         const uint64_t bound = tokens / segments * index + tokens % segments * index / segments;

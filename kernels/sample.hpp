@@ -23,7 +23,8 @@ struct sample_set {
     uint32_t head;   ///< whose positions they are
     uint32_t slots;
     uint32_t explicit_slots;
-    uint32_t unused;
+    uint32_t sealed_slots = 0;  ///< whose positions are here:
+    position_place sealed_positions;
 };
 
 /// Launch with join_blocks(count, most_slots) blocks of normalise_threads threads. Only candidates
@@ -45,13 +46,16 @@ KVRT_DEVICE void sample_scores(const sample_parameters& call) {
     const uint32_t first = Cx::block() % stretches * join_stretch;
     const sample_set& set = call.sets[Cx::block() / stretches];
     const position_place store = fetch_positions<Cx>(set.positions);
+    const position_place sealed = fetch_positions<Cx>(set.sealed_positions);
     const slot_positions<Cx> positions{
         store,
         call.tables + Cx::template load_constant<uint64_t>(&set.table),
         Cx::template load_constant<uint32_t>(&set.head),
         Cx::template load_constant<uint32_t>(&set.slots),
         Cx::template load_constant<uint32_t>(&set.explicit_slots),
-        Cx::template load_constant<uint64_t>(&set.next_position)};
+        Cx::template load_constant<uint64_t>(&set.next_position),
+        &sealed,
+        Cx::template load_constant<uint32_t>(&set.sealed_slots)};
     const guarded_slots* const guarded =
         call.guarded + Cx::template load_constant<uint64_t>(&set.guarded);
     float* const scores = call.scores + Cx::template load_constant<uint64_t>(&set.scores);

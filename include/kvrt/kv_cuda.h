@@ -29,9 +29,11 @@
  * VASE_ATTENTION, HOST and BLEND, with every selection, as docs/device.md says; their rounds are
  * enqueued behind the step, on its stream, and blocks return with it. kv_compress outside of steps
  * goes to a stream of the pool's, or that of an open step, which must not be captured then. The
- * first policy takes device memory for positions and scores, kv_cuda_pool_set_scoring for matrix
- * products. Allocators by scores (ADAPTIVE, THRESHOLD: only the device would know how many tokens
- * stay) and policies of layers that seal are UNSUPPORTED.
+ * first policy takes device memory for positions and scores, the first that reads layers that seal
+ * for opened rows, kv_cuda_pool_set_scoring for matrix products. Of demoted layers a round may
+ * demote early what guards do not hold; of what it codes again recoded_rows is the most that it may
+ * be, and recoding_error NaN. Allocators by scores (ADAPTIVE, THRESHOLD: only the device would know
+ * how many tokens stay) are UNSUPPORTED.
  *
  * Attention is observed there, as kv_attend enqueues it; while its stream is captured that is
  * UNSUPPORTED, unless KV_ATTEND_NO_STATISTICS leaves it out, so that replayed steps observe

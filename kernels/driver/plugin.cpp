@@ -321,8 +321,10 @@ const kvrt_plugin plugin = {
     .write_rows = write_rows,
     .attend_rows = attend_rows,
     .create_rounds = create_rounds,
-    .check_round = [](kvrt_device* device, const kvrt_lane* lane,
-                      uint32_t scorer) { return device->rounds.check(*lane, scorer); },
+    .check_round = [](kvrt_device* device, const kvrt_lane* lane, const kvrt_lane* sealed,
+                      uint32_t scorer) { return device->rounds.check(*lane, sealed, scorer); },
+    .create_opened = [](kvrt_device* device,
+                        uint64_t bytes) { return device->rounds.create_opened(bytes); },
     .open_round = open_round,
     .run_round = run_round,
     .read_words = read_words,
@@ -334,8 +336,10 @@ const kvrt_plugin plugin = {
     .fetch_counters = fetch_counters,
     .arrived_counters =
         [](kvrt_device* device) { return device->counters.arrived(device->fences); },
-    .check_value_ranges = [](kvrt_device* device,
-                             const kvrt_lane* lane) { return device->rounds.check_ranges(*lane); },
+    .check_value_ranges =
+        [](kvrt_device* device, const kvrt_lane* lane, const kvrt_lane* sealed) {
+            return device->rounds.check_ranges(*lane, sealed);
+        },
     .set_scoring =
         [](kvrt_device* device, const kvrt_scoring* wanted) {
             return device->rounds.triattention().set(device->context, device->functions, *wanted);

@@ -28,9 +28,17 @@ status refuse(const char* what, const kvrt_operand& operand, const char* does) {
 
 void describe_place_lane(const kvrt_round_lane& from, const lane_places& at, std::byte* lane) {
     const kvrt_round_scores& scored = from.scores;
-    made_at<place_lane>(lane) = {at.table,          at.row,       from.guards->next_position,
-                                 scored.seed,       scored.round, scored.layer,
-                                 scored.first_head, from.slots,   from.explicit_slots};
+    made_at<place_lane>(lane) = {at.table,
+                                 at.row,
+                                 from.guards->next_position,
+                                 scored.seed,
+                                 scored.round,
+                                 scored.layer,
+                                 scored.first_head,
+                                 from.slots,
+                                 from.explicit_slots,
+                                 from.sealed_slots,
+                                 0};
 }
 
 void describe_key_lane(const kvrt_round_lane& from, const lane_places& at, std::byte* lane) {
@@ -171,6 +179,13 @@ status round_scores::check(const kvrt_lane& lane, const block_place& place, uint
     return KV_OK;
 }
 
+status round_scores::check_opened(const kvrt_lane& lane, const block_place& place,
+                                  uint32_t scorer) {
+    const lane_reads reads = find(scorer)->reads;
+    if (reads == lane_reads::nothing || place.keys.codes != coding::affine4) return KV_OK;
+    return refuse("keys beside sealed values", lane.keys, "scores");
+}
+
 status round_scores::check_ranges(const kvrt_lane& lane, const block_place& place) {
     if (reader_of(place.values) != nullptr) return KV_OK;
     return refuse("value_reserve: values", lane.values, "measures");
@@ -189,13 +204,13 @@ status round_scores::make_moments(const score_call& call) {
     parameters.lanes = call.moments;
     parameters.count = share.count;
     parameters.heads = share.kv_heads * scored.group;
-    parameters.bands = share.place.keys.dim - scored.rotated;
+    parameters.bands = share.read.keys.dim - scored.rotated;
     return functions_->launch(moments_, parameters.count * parameters.heads, gather_threads,
                               gather_shared_bytes, call.stream, &parameters);
 }
 
 status round_scores::find_reader(const score_call& call, key_functions*& reader) {
-    reader = reader_of(call.share.place.keys);
+    reader = reader_of(call.share.read.keys);
     if (reader != nullptr) return KV_OK;
     return fail(KV_INTERNAL, "a round of scorer {} over KV_FORMAT {}", call.first().scores.scorer,
                 call.first().lane->keys.format);
@@ -205,6 +220,7 @@ status round_scores::score_places(const score_call& call) {
     const round_share& share = call.share;
     place_parameters parameters;
     parameters.positions = positions_of(call.first().lane->positions);
+    parameters.sealed_positions = sealed_positions_of(call.first());
     parameters.tables = call.batch_of<uint32_t>();
     parameters.lanes = call.lanes_of<place_lane>();
     parameters.scores = call.scores;
@@ -223,8 +239,8 @@ status round_scores::score_norms(const score_call& call) {
     key_functions* reader = nullptr;
     KVRT_TRY(find_reader(call, reader));
     measure_parameters parameters;
-    parameters.arena = call.arena();
-    parameters.place = share.place;
+    parameters.arena = call.rows;
+    parameters.place = share.read;
     parameters.lanes = call.lanes_of<score_lane>();
     parameters.tables = call.batch_of<uint32_t>();
     parameters.norm = call.scores;
@@ -238,14 +254,14 @@ status round_scores::score_norms(const score_call& call) {
 
 status round_scores::measure_ranges(const score_call& call, const score_lane* lanes) {
     const round_share& share = call.share;
-    key_functions* const reader = reader_of(share.place.values);
+    key_functions* const reader = reader_of(share.read.values);
     if (reader == nullptr) {
         return fail(KV_INTERNAL, "a round that reserves values of KV_FORMAT {}",
                     call.first().lane->values.format);
     }
     measure_parameters parameters;
-    parameters.arena = call.arena();
-    parameters.place = share.place;
+    parameters.arena = call.rows;
+    parameters.place = share.read;
     parameters.lanes = lanes;
     parameters.tables = call.batch_of<uint32_t>();
     parameters.range = call.scores;
@@ -263,8 +279,8 @@ status round_scores::score_triattention(const score_call& call) {
     key_functions* reader = nullptr;
     KVRT_TRY(find_reader(call, reader));
     triattention_parameters parameters;
-    parameters.arena = call.arena();
-    parameters.place = share.place;
+    parameters.arena = call.rows;
+    parameters.place = share.read;
     parameters.lanes = call.lanes_of<score_lane>();
     parameters.tables = call.batch_of<uint32_t>();
     parameters.mean_real = share.moments;

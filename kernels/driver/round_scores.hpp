@@ -25,6 +25,7 @@ struct round_share {
     bool shares_sets = false;  ///< all heads of a lane have one
     bool reserves = false;     ///< by ranges of values, which have a row of each head, too
     bool gathers = false;      ///< moments of some lanes are made first
+    bool opens = false;        ///< rows are opened first, of lanes that seal
     uint64_t stride = 0;
     uint64_t first = 0;  ///< where its rows begin
     uint64_t guarded_at = 0, scratch_at = 0;
@@ -32,6 +33,8 @@ struct round_share {
     uint64_t scratch = 0;            ///< of a KV head
     const float* moments = nullptr;  ///< of the device: the least of its lanes'
     kernels::block_place place;
+    kernels::block_place sealed;  ///< of blocks that are sealed, if lanes->sealed
+    kernels::block_place read;    ///< of what scorers read: place, or opened rows
 
     uint32_t heads() const { return count * kv_heads; }
     /// In a KV head's scratch: the row of what was observed, where that is no score yet. The one
@@ -63,6 +66,7 @@ struct score_call {
     float* scratch;                         ///< [share.heads()][share.scratch], on 64 bytes
     const kernels::pool_row* observed;      ///< [share.heads()], of scorers that go by it
     const kernels::normalise_head* unlike;  ///< [share.heads()], of BLEND
+    const std::byte* rows;                  ///< the arena of share.read
 
     const kvrt_round_lane& first() const { return *share.lanes; }
     template <class type>
@@ -73,7 +77,6 @@ struct score_call {
     const type* batch_of() const {
         return reinterpret_cast<const type*>(batch);
     }
-    const std::byte* arena() const { return static_cast<const std::byte*>(first().lane->arena); }
     uint32_t score_blocks() const {
         return kernels::score_blocks(share.count, share.kv_heads, share.most_slots);
     }
@@ -124,6 +127,9 @@ class round_scores {
 
     /// UNSUPPORTED, by name, where no kernel scores what is stored so.
     status check(const kvrt_lane& lane, const kernels::block_place& place, uint32_t scorer);
+
+    /// The same of a layout of a lane that seals, whose rows are opened first.
+    status check_opened(const kvrt_lane& lane, const kernels::block_place& place, uint32_t scorer);
 
     /// The same of values whose ranges are measured.
     status check_ranges(const kvrt_lane& lane, const kernels::block_place& place);

@@ -83,13 +83,15 @@ status round_runner::check_bundles(const kvrt_round& round) const {
 void round_runner::begin_sets(const kvrt_round_lane* lanes, uint32_t count, uint32_t sets,
                               set_lists& lists) {
     uint64_t begun_at = 0;
-    bool sampled = false, segmented = false, reserved = false;
+    bool sampled = false, segmented = false, reserved = false, seals = false;
     for (uint32_t i = 0; i < count; ++i) {
         sampled = sampled || lanes[i].scores.samples != 0;
         segmented = segmented || lanes[i].guards->segments != 0;
         reserved = reserved || lanes[i].guards->value_reserve != 0;
+        seals = seals || lanes[i].sealed != nullptr;
     }
     (void)append<compact_lane>(count, lists.moves);
+    (void)append<sealed_lane>(seals ? count : 0, lists.sealed);
     (void)append<select_set>(sets, lists.selects);
     (void)append<sample_set>(sampled ? sets : 0, lists.samples);
     (void)append<quota_set>(segmented ? sets : 0, lists.quotas);
@@ -137,7 +139,8 @@ void round_runner::add_set(const round_share& mine, uint32_t lane, uint32_t head
             head,
             from.slots,
             from.explicit_slots,
-            0};
+            from.sealed_slots,
+            sealed_positions_of(from)};
         sets.most_sampled = std::max(sets.most_sampled, from.slots);
     }
     if (rules.segments != 0) {
@@ -152,7 +155,10 @@ void round_runner::add_set(const round_share& mine, uint32_t lane, uint32_t head
                                                                from.explicit_slots,
                                                                from.keep,
                                                                rules.segments,
-                                                               rules.segment_quota};
+                                                               rules.segment_quota,
+                                                               from.sealed_slots,
+                                                               0,
+                                                               sealed_positions_of(from)};
         sets.most_segments = std::max(sets.most_segments, rules.segments);
     }
     if (rules.value_reserve == 0) return;
@@ -297,7 +303,7 @@ status round_runner::run_bundle(stream_handle stream, kvrt_round& round) {
     const uint64_t lists_end = used_;
     while (sets.lanes != all.count) {
         round_share mine = next_share(all.lanes + sets.lanes, all.count - sets.lanes, room);
-        KVRT_TRY(describe_lane(*mine.lanes->lane, "kv_compress", mine.place));
+        KVRT_TRY(describe_share(mine));
         mine.sums_stride = round.sums_stride;
         mine.first = all.end();
         mine.guarded_at = sets.heads * sizeof(guarded_slots) / sizeof(float);
@@ -311,9 +317,8 @@ status round_runner::run_bundle(stream_handle stream, kvrt_round& round) {
     KVRT_TRY(launch_sets(stream, sets, reinterpret_cast<guarded_slots*>(scores())));
     for (uint32_t moved = 0; moved != all.count;) {
         round_share mine = next_share(all.lanes + moved, all.count - moved, workspace_bytes_);
-        KVRT_TRY(describe_lane(*mine.lanes->lane, "kv_compress", mine.place));
-        KVRT_TRY(launch_compaction(stream, round, mine, sets.moves + moved * sizeof(compact_lane),
-                                   all.stride));
+        KVRT_TRY(describe_share(mine));
+        KVRT_TRY(launch_compaction(stream, round, mine, sets, moved, all.stride));
         moved += mine.count;
         round.done += mine.count;
     }

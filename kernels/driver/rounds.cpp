@@ -4,7 +4,7 @@
 #include <cstring>
 
 #include "driver/verbs.hpp"
-#include "kernels/compact.hpp"
+#include "kernels/compact_sealed.hpp"
 #include "kernels/normalise.hpp"
 #include "kernels/pool.hpp"
 #include "kernels/quota.hpp"
@@ -20,21 +20,21 @@ using namespace kernels;
 constexpr uint64_t comfortable_workspace = uint64_t{64} << 20;
 constexpr uint64_t least_staging = uint64_t{64} << 10;
 constexpr uint64_t most_staging = uint64_t{8} << 20;
-constexpr uint32_t most_arrays = 20;  ///< of a share, beside those of its lanes
+constexpr uint32_t most_arrays = 22;  ///< of a share, beside those of its lanes
 
 /// What a lane adds to a batch, at most.
 uint64_t lane_bytes(uint64_t blocks, uint64_t pinned, uint64_t phases, uint64_t heads,
                     bool segmented, bool sampled) {
     const uint64_t lists = sizeof(guard_lane) + round_scores::most_lane_bytes() +
                            sizeof(score_lane) + sizeof(moments_lane) + sizeof(compact_lane) +
-                           sizeof(uint64_t);
+                           sizeof(sealed_lane) + sizeof(open_lane) + sizeof(uint64_t);
     const uint64_t of_head = 2 * sizeof(normalise_head) + sizeof(select_set) + sizeof(reserve_set) +
                              (segmented ? sizeof(quota_set) : 0) +
                              (sampled ? sizeof(sample_set) : 0) + sizeof(pool_row) +
                              sizeof(uint32_t) + 2 * (sizeof(score_join) + 2 * sizeof(uint64_t));
-    return lists + heads * of_head + 2 * blocks * sizeof(uint32_t) +
+    return lists + heads * of_head + 3 * blocks * sizeof(uint32_t) +
            pinned * sizeof(position_range) + phases * sizeof(double) +
-           (most_arrays + 4) * batch_alignment;
+           (most_arrays + 5) * batch_alignment;
 }
 
 bool reserves(const kvrt_round_lane& lane) { return lane.guards->value_reserve != 0; }
@@ -78,7 +78,11 @@ round_runner::round_runner()
       quota_{"kvrt_reserve_segments"},
       reserve_{"kvrt_reserve_slots"},
       select_{"kvrt_select_survivors"},
-      compact_{"kvrt_compact_lanes"} {}
+      compact_{"kvrt_compact_lanes"},
+      compact_sealed_{"kvrt_compact_sealed_lanes"},
+      open_lanes_{"kvrt_open_lanes"},
+      open_survivors_{"kvrt_open_survivors"},
+      compact_tiles_{"kvrt_compact_tiles"} {}
 
 round_runner::~round_runner() {
     if (stream_ == nullptr) return;
@@ -116,7 +120,8 @@ status round_runner::create(device_context& device, kernel_functions& functions,
     const current_context here(device);
     KVRT_TRY(here.state());
     for (kernel_function* each :
-         {&candidates_, &join_, &sample_, &quota_, &reserve_, &select_, &compact_}) {
+         {&candidates_, &join_, &sample_, &quota_, &reserve_, &select_, &compact_, &compact_sealed_,
+          &open_lanes_, &open_survivors_, &compact_tiles_}) {
         KVRT_TRY(functions.find(*each));
     }
     KVRT_TRY(scorers_.create(functions));
@@ -145,16 +150,18 @@ status round_runner::create(device_context& device, kernel_functions& functions,
     return ring_.create(device, round_up(std::max(staging, 2 * sequence), ring_.alignment));
 }
 
-status round_runner::check(const kvrt_lane& lane, uint32_t scorer) {
+status round_runner::check(const kvrt_lane& lane, const kvrt_lane* sealed, uint32_t scorer) {
     block_place place;
     KVRT_TRY(describe_lane(lane, "policy", place));
-    return scorers_.check(lane, place, scorer);
+    if (sealed == nullptr) return scorers_.check(lane, place, scorer);
+    KVRT_TRY(scorers_.check_opened(lane, place, scorer));
+    return describe_lane(*sealed, "policy", place);
 }
 
-status round_runner::check_ranges(const kvrt_lane& lane) {
+status round_runner::check_ranges(const kvrt_lane& lane, const kvrt_lane* sealed) {
     block_place place;
     KVRT_TRY(describe_lane(lane, "policy", place));
-    return scorers_.check_ranges(lane, place);
+    return sealed == nullptr ? scorers_.check_ranges(lane, place) : KV_OK;
 }
 
 float* round_runner::scores() const { return reinterpret_cast<float*>(workspace_.address()); }
@@ -199,6 +206,11 @@ round_share round_runner::next_share(const kvrt_round_lane* lanes, uint32_t left
     made.shares_sets =
         lanes->selection == KV_SELECT_PER_LAYER || lanes->selection == KV_SELECT_UNION;
     made.reserves = reserves(*lanes);
+    const kvrt_lane* const sealed = lanes->sealed;
+    made.opens = sealed != nullptr && (made.reserves || scorer.reads != lane_reads::nothing);
+    const bool has_tiles =
+        sealed != nullptr && (sealed->keys.tile_tokens != 0 || sealed->values.tile_tokens != 0);
+    uint64_t opened = 0;
     while (made.count < left) {
         const kvrt_round_lane& next = lanes[made.count];
         if (!same_rows(*lanes, next)) break;
@@ -207,7 +219,12 @@ round_share round_runner::next_share(const kvrt_round_lane* lanes, uint32_t left
         const uint64_t stride = round_up<uint64_t>(slots, row_alignment);
         const uint64_t heads = uint64_t{made.count + more} * made.kv_heads;
         const uint64_t scratch = scorer.scratch_of(dim, stride);
-        if (made.count != 0 && share_bytes(made, heads, stride, scratch) > room) break;
+        for (uint32_t i = 0; (made.opens || has_tiles) && i < more; ++i) {
+            opened += opened_bytes((&next)[i]);
+        }
+        const bool fits =
+            share_bytes(made, heads, stride, scratch) <= room && opened <= opened_size_;
+        if (made.count != 0 && !fits) break;
         made.count += more;
         made.most_slots = slots;
         made.stride = stride;
@@ -234,7 +251,10 @@ round_runner::places round_runner::pack(round_share& mine, set_lists& sets) {
     auto* const ranges = append<score_lane>(mine.reserves ? mine.count : 0, at.ranges);
     auto* const tables = append<uint64_t>(mine.count, tables_at);
     auto* const moves = at_host<compact_lane>(sets.moves) + sets.lanes;
+    auto* const sealed = at_host<sealed_lane>(sets.sealed) + sets.lanes;
     auto* const moments = append<moments_lane>(mine.count, at.moments);
+    auto* const opened = append<open_lane>(mine.opens ? mine.count : 0, at.opened);
+    uint32_t opened_blocks = 0;
     for (uint32_t i = 0; i < mine.count; ++i) {
         const kvrt_round_lane& from = mine.lanes[i];
         const kvrt_round_scores& scored = from.scores;
@@ -247,6 +267,8 @@ round_runner::places round_runner::pack(round_share& mine, set_lists& sets) {
             std::copy_n(from.target_table, kept, append<uint32_t>(kept, target));
         }
         tables[i] = source / sizeof(uint32_t);
+        uint64_t rows_table = tables[i];  // of what is read
+        if (mine.opens) rows_table = pack_opened(from, tables[i], opened_blocks, opened[i]);
         const kvrt_round_guards& rules = *from.guards;
         position_range* const pins = append<position_range>(rules.pinned_count, pinned);
         for (uint32_t r = 0; r < rules.pinned_count; ++r) {
@@ -267,17 +289,18 @@ round_runner::places round_runner::pack(round_share& mine, set_lists& sets) {
                      rules.next_position, rules.prompt_tokens,
                      rules.sinks,         rules.recent,
                      from.slots,          from.explicit_slots,
-                     rules.pinned_count,  0};
-        scorer.describe(from,
-                        {tables[i], phases_at / sizeof(double), row,
-                         static_cast<uint64_t>(scored.moments - mine.moments)},
-                        scored_lanes + i * scorer.lane_bytes);
+                     rules.pinned_count,  from.sealed_slots};
+        scorer.describe(
+            from,
+            {scorer.reads == lane_reads::nothing ? tables[i] : rows_table,
+             phases_at / sizeof(double), row, static_cast<uint64_t>(scored.moments - mine.moments)},
+            scored_lanes + i * scorer.lane_bytes);
         moments[i] = {scored.first_band, scored.first_query_head, scored.place,
                       scored.gathered != 0 ? scored.counts : no_sequence};
         mine.gathers = mine.gathers || scored.gathered != 0;
         if (mine.reserves) {
             const uint64_t to = mine.ranges_at() + uint64_t{i} * mine.kv_heads * mine.stride;
-            ranges[i] = {tables[i], to, 0, 0, from.slots, 0};
+            ranges[i] = {rows_table, to, 0, 0, from.slots, 0};
         }
         for (uint32_t h = 0; h < mine.kv_heads; ++h) {
             const uint64_t of_head = row + h * mine.rows * mine.stride;
@@ -296,6 +319,9 @@ round_runner::places round_runner::pack(round_share& mine, set_lists& sets) {
                     from.sums.slots_before,
                     from.sums.unknown,
                     0};
+        if (from.sealed == nullptr) continue;
+        sealed[i] = {from.saturated_keys, from.saturated_values, from.sealed_slots,
+                     from.sealed_after,   from.coded_slots,      0};
     }
     if (mine.lanes->scores.pool_width != 0) pack_observed(mine, at);
     pack_sets(mine, tables, sets, at);
@@ -304,30 +330,12 @@ round_runner::places round_runner::pack(round_share& mine, set_lists& sets) {
     return at;
 }
 
-status round_runner::launch_compaction(stream_handle stream, const kvrt_round& round,
-                                       const round_share& mine, uint64_t moves,
-                                       uint64_t survivor_stride) {
-    const kvrt_lane& lane = *mine.lanes->lane;
-    compact_parameters compact;
-    compact.arena = static_cast<std::byte*>(const_cast<void*>(lane.arena));
-    compact.place = mine.place;
-    compact.positions = positions_of(lane.positions);
-    compact.lanes = on_device<compact_lane>(moves);
-    compact.tables = on_device<uint32_t>(0);
-    compact.survivors = reinterpret_cast<const uint32_t*>(scores());
-    compact.survivor_stride = mine.shares_sets ? 0 : survivor_stride;
-    compact.sums = round.sums;
-    compact.sums_stride = round.sums_stride;
-    compact.count = mine.count;
-    return functions_->launch(compact_, compact_blocks(mine.count, mine.kv_heads), compact_threads,
-                              compact_shared_bytes, stream, &compact);
-}
-
 /// Candidates, and a row of scores for each set, as far as the share has it.
 status round_runner::score(stream_handle stream, const kvrt_round& round, const round_share& mine,
                            const places& at) {
     guard_parameters guards;
     guards.positions = positions_of(mine.lanes->lane->positions);
+    guards.sealed_positions = sealed_positions_of(*mine.lanes);
     guards.tables = on_device<uint32_t>(0);
     guards.lanes = on_device<guard_lane>(at.guards);
     guards.pinned = on_device<position_range>(0);
@@ -336,6 +344,10 @@ status round_runner::score(stream_handle stream, const kvrt_round& round, const 
     guards.kv_heads = mine.kv_heads;
     KVRT_TRY(functions_->launch(candidates_, guard_blocks(mine.count, mine.kv_heads), guard_threads,
                                 guard_shared_bytes, stream, &guards));
+    if (mine.opens) KVRT_TRY(open_share(stream, mine, at));
+    const std::byte* const rows = mine.opens
+                                      ? reinterpret_cast<const std::byte*>(opened_.address())
+                                      : static_cast<const std::byte*>(mine.lanes->lane->arena);
     const score_call call = {stream,
                              round,
                              mine,
@@ -347,7 +359,8 @@ status round_runner::score(stream_handle stream, const kvrt_round& round, const 
                              scores(),
                              scores() + mine.scratch_at,
                              on_device<pool_row>(at.observed),
-                             on_device<normalise_head>(at.unlike)};
+                             on_device<normalise_head>(at.unlike),
+                             rows};
     KVRT_TRY(scorers_.launch(call));
     if (mine.reserves) KVRT_TRY(scorers_.measure_ranges(call, on_device<score_lane>(at.ranges)));
     return launch_joins(stream, mine, at);
@@ -360,7 +373,7 @@ status round_runner::copy_from(uint64_t begin, uint64_t end) {
 status round_runner::run_share(stream_handle stream, kvrt_round& round) {
     const kvrt_round_lane* const lanes = round.lanes + round.done;
     round_share mine = next_share(lanes, round.count - round.done, workspace_bytes_);
-    KVRT_TRY(describe_lane(*lanes->lane, "kv_compress", mine.place));
+    KVRT_TRY(describe_share(mine));
     mine.sums_stride = round.sums_stride;
     const uint64_t begin = round_up(used_, batch_alignment);
     set_lists sets;
@@ -369,7 +382,7 @@ status round_runner::run_share(stream_handle stream, kvrt_round& round) {
     KVRT_TRY(copy_from(begin, used_));
     KVRT_TRY(score(stream, round, mine, at));
     KVRT_TRY(launch_sets(stream, sets, guarded(mine)));
-    KVRT_TRY(launch_compaction(stream, round, mine, sets.moves, mine.stride));
+    KVRT_TRY(launch_compaction(stream, round, mine, sets, 0, mine.stride));
     round.done += mine.count;
     return KV_OK;
 }

@@ -9,6 +9,7 @@
 #include "driver/buffer.hpp"
 #include "driver/round_scores.hpp"
 #include "driver/staging.hpp"
+#include "kernels/open_lanes.hpp"
 
 namespace kvrt::cuda {
 
@@ -28,8 +29,11 @@ class round_runner {
     status create(device_context& device, kernel_functions& functions, kvrt_round_memory& memory);
 
     /// UNSUPPORTED, by name, where no kernel scores or moves what is stored so.
-    status check(const kvrt_lane& lane, uint32_t scorer);
-    status check_ranges(const kvrt_lane& lane);
+    status check(const kvrt_lane& lane, const kvrt_lane* sealed, uint32_t scorer);
+    status check_ranges(const kvrt_lane& lane, const kvrt_lane* sealed);
+
+    /// Room for rows that are opened before they are scored or coded anew; once.
+    status create_opened(uint64_t bytes);
 
     /// What rounds outside of the host's steps are enqueued on.
     stream_handle stream() const { return stream_; }
@@ -70,12 +74,12 @@ class round_runner {
     /// Places in the batch, in bytes, of what is told of a share.
     struct places {
         uint64_t guards = 0, scores = 0, heads = 0, ranges = 0;
-        uint64_t joins = 0, range_joins = 0, observed = 0, unlike = 0, moments = 0;
+        uint64_t joins = 0, range_joins = 0, observed = 0, unlike = 0, moments = 0, opened = 0;
         uint32_t join_count = 0;
     };
     /// The same of sets of survivors, as they become complete, and of how lanes move.
     struct set_lists {
-        uint64_t selects = 0, samples = 0, quotas = 0, reserves = 0, moves = 0;
+        uint64_t selects = 0, samples = 0, quotas = 0, reserves = 0, moves = 0, sealed = 0;
         uint32_t count = 0, sample_count = 0, quota_count = 0, reserve_count = 0;
         uint32_t most_segments = 0, most_sampled = 0;  ///< the latter: slots
         uint32_t lanes = 0;                            ///< that are listed
@@ -113,8 +117,19 @@ class round_runner {
     status launch_joins(stream_handle stream, const round_share& mine, const places& at);
     status launch_sets(stream_handle stream, const set_lists& sets,
                        kernels::guarded_slots* guarded);
+    /// Of the lanes from `first` of the lists on (round_compaction.cpp).
     status launch_compaction(stream_handle stream, const kvrt_round& round, const round_share& mine,
-                             uint64_t moves, uint64_t survivor_stride);
+                             const set_lists& sets, uint32_t first, uint64_t survivor_stride);
+    status launch_tiles(stream_handle stream, const round_share& mine,
+                        const kernels::compact_sealed_parameters& compact);
+    status describe_share(round_share& mine) const;
+    // Rows of lanes that seal, as scorers read them (round_opened.cpp).
+    uint64_t opened_bytes(const kvrt_round_lane& lane) const;
+    kernels::opening opening_of(const round_share& mine) const;
+    /// The lane's blocks there, from the `first` on: places in the batch, of their table.
+    uint64_t pack_opened(const kvrt_round_lane& lane, uint64_t table, uint32_t& first,
+                         kernels::open_lane& opened);
+    status open_share(stream_handle stream, const round_share& mine, const places& at);
     float* scores() const;
     kernels::guarded_slots* guarded(const round_share& mine) const;
 
@@ -137,13 +152,15 @@ class round_runner {
     device_context* device_ = nullptr;
     kernel_functions* functions_ = nullptr;
     stream_handle stream_ = nullptr;
-    device_buffer workspace_;
+    device_buffer workspace_, opened_;
+    uint64_t opened_size_ = 0;
     device_buffer positions_[KVRT_MOST_POSITIONS];
     uint64_t workspace_bytes_ = 0;
     staging_ring ring_;
     uint64_t used_ = 0;  ///< of the open batch
     phases_in_batch phases_;
-    kernel_function candidates_, join_, sample_, quota_, reserve_, select_, compact_;
+    kernel_function candidates_, join_, sample_, quota_, reserve_, select_, compact_,
+        compact_sealed_, open_lanes_, open_survivors_, compact_tiles_;
     round_scores scorers_;
 };
 

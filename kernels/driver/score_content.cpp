@@ -29,8 +29,8 @@ transform_parameters transform_of(const score_call& call) {
 template <class parameters>
 parameters begin_parameters(const score_call& call) {
     parameters made;
-    made.arena = call.arena();
-    made.place = call.share.place;
+    made.arena = call.rows;
+    made.place = call.share.read;
     made.tables = call.batch_of<uint32_t>();
     made.scores = call.scores;
     made.count = call.share.count;
@@ -52,7 +52,7 @@ status round_scores::score_directions(const score_call& call) {
     parameters.sums_stride = share.scratch / 2;
     parameters.score_stride = share.rows * share.stride;
     parameters.redundancy = call.first().scores.scorer == KV_SCORER_RKV;
-    const uint32_t dim = share.place.keys.dim;
+    const uint32_t dim = share.read.keys.dim;
     KVRT_TRY(functions_->launch(
         sum_directions_, direction_blocks(share.count, share.kv_heads, share.most_slots),
         direction_threads, direction_shared_bytes(dim), call.stream, &parameters));
@@ -67,7 +67,7 @@ status round_scores::score_lag(const score_call& call) {
     parameters.deviations = call.scratch;
     parameters.stride = share.stride;
     parameters.sinks = call.first().scores.sinks;
-    const uint32_t dim = std::max(share.place.keys.dim, share.place.values.dim);
+    const uint32_t dim = std::max(share.read.keys.dim, share.read.values.dim);
     const uint32_t blocks =
         lag_blocks(share.count, share.kv_heads, parameters.sinks, share.most_slots);
     if (blocks != 0) {

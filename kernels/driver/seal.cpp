@@ -16,6 +16,8 @@ status launch_seal(kernel_functions& functions, stream_handle stream,
     KVRT_TRY(describe_lane(*blocks.to, "sealing", call.to));
     call.arena = static_cast<std::byte*>(const_cast<void*>(blocks.to->arena));
     call.source_arena = call.arena;
+    call.from_positions = positions_of(blocks.from->positions);
+    call.to_positions = positions_of(blocks.to->positions);
     call.items = reinterpret_cast<const kernels::seal_item*>(blocks.items);
     call.count = blocks.count;
     call.saturated_keys = blocks.saturated_keys;

@@ -171,7 +171,6 @@ kernels::rows_parameters parameters_of(const kvrt_attend_rows& rows) {
     const uint64_t vectors = rows.most_partials * rows.query_heads;
     call.partials = {workspace, workspace + vectors, workspace + 2 * vectors};
     if (rows.observed_count != 0) call.kept = kept_of(rows);
-    call.positions = positions_of(rows.lane->positions);  // sealed lanes have no rounds
     call.log_sum_exp = rows.log_sum_exp;
     call.query_heads = rows.query_heads;
     call.row_heads = rows.row_heads;
@@ -214,7 +213,10 @@ status launch_wave(kernel_functions& functions, stream_handle stream, const kvrt
                    kernels::rows_parameters& call) {
     for (uint32_t kind = 0; kind < 2; ++kind) {
         const attend_reader& reader = readers[kind];
+        const kvrt_lane* const lane = kind == 0 ? rows.lane : rows.sealed;
+        if (lane == nullptr) continue;
         call.place = reader.place;
+        call.positions = positions_of(lane->positions);
         call.sequences = reinterpret_cast<const kernels::attend_sequence*>(rows.sequences);
         if (wave.pieces[kind] != 0) {
             call.pieces = reinterpret_cast<const kernels::attend_piece*>(rows.pieces[kind]) +

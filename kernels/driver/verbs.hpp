@@ -11,6 +11,11 @@ namespace kvrt::cuda {
 status describe_lane(const kvrt_lane& lane, const char* verb, kernels::block_place& place);
 
 kernels::position_place positions_of(const kvrt_positions& positions);
+/// Of slots in blocks that are sealed.
+inline kernels::position_place sealed_positions_of(const kvrt_round_lane& lane) {
+    return lane.sealed == nullptr ? kernels::position_place{}
+                                  : positions_of(lane.sealed->positions);
+}
 /// Where attention keeps weights.
 kernels::kept_weights kept_of(const kvrt_attend_rows& rows);
 /// `table`: the words that the call is about.

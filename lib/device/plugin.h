@@ -18,7 +18,7 @@ extern "C" {
 #endif
 
 /* Rises with every change of what is below that an older side would not understand. */
-#define KVRT_PLUGIN_VERSION 3u
+#define KVRT_PLUGIN_VERSION 4u
 
 typedef struct kvrt_device kvrt_device;
 
@@ -315,6 +315,13 @@ typedef struct kvrt_round_lane {
     const uint32_t* source_table; /* [blocks of `slots`] */
     const uint32_t* target_table; /* [blocks of `keep`]; may be the same */
     uint32_t slots, explicit_slots, keep;
+    /* Of a lane that seals: the layout of blocks that the first slots are in, which are so many
+     * before and afterwards; rows of slots below coded_slots were coded before. Counts as in
+     * kvrt_seal_blocks. */
+    uint32_t sealed_slots, sealed_after, coded_slots, unused;
+    const kvrt_lane* sealed; /* NULL: it does not seal */
+    uint64_t* saturated_keys;
+    uint64_t* saturated_values;
     uint32_t kind; /* lanes of one kind are stored and scored alike but for the constants above */
     /* Sets of survivors, KV_SELECT_*: each head has its own, or all heads of lanes with one number
      * have one (PER_LAYER: sums of their scores; UNION: the greatest), or head h has that of number
@@ -467,7 +474,13 @@ typedef struct kvrt_plugin {
      * sequences: there is no room to upload all of it, or for what they have in common; nothing was
      * done. */
     kv_status (*create_rounds)(kvrt_device* device, kvrt_round_memory* memory);
-    kv_status (*check_round)(kvrt_device* device, const kvrt_lane* lane, uint32_t scorer);
+    /* `sealed`: NULL, or the layout of blocks that are sealed. */
+    kv_status (*check_round)(kvrt_device* device, const kvrt_lane* lane, const kvrt_lane* sealed,
+                             uint32_t scorer);
+    /* Memory for rows of lanes that seal, in f32, which are opened before they are scored, or coded
+     * into other tiles: so many bytes, the first time it is asked for. At least those of a layer's
+     * lanes, with all their slots. */
+    kv_status (*create_opened)(kvrt_device* device, uint64_t bytes);
     kv_status (*open_round)(kvrt_device* device, uint64_t step);
     kv_status (*run_round)(kvrt_device* device, uint64_t step, kvrt_round* call);
     /* Into memory of the host, one behind the other: waits for the step. */
@@ -490,7 +503,8 @@ typedef struct kvrt_plugin {
     const uint64_t* (*arrived_counters)(kvrt_device* device);
 
     /* As check_round: does a kernel find the range of the lane's values? */
-    kv_status (*check_value_ranges)(kvrt_device* device, const kvrt_lane* lane);
+    kv_status (*check_value_ranges)(kvrt_device* device, const kvrt_lane* lane,
+                                    const kvrt_lane* sealed);
     /* UNSUPPORTED: there is no library of matrix products, or no kernels. */
     kv_status (*set_scoring)(kvrt_device* device, const kvrt_scoring* wanted);
     void (*report_scoring)(const kvrt_device* device, kvrt_scoring_report* report);

@@ -99,11 +99,11 @@ class plugin_device final : public device_memory, public inspected_memory, publi
     status create_rounds(kvrt_round_memory& memory) {
         return told(plugin_->create_rounds(device_, &memory));
     }
-    status check_round(const kvrt_lane& lane, uint32_t scorer) const {
-        return told(plugin_->check_round(device_, &lane, scorer));
+    status check_round(const kvrt_lane& lane, const kvrt_lane* sealed, uint32_t scorer) const {
+        return told(plugin_->check_round(device_, &lane, sealed, scorer));
     }
-    status check_value_ranges(const kvrt_lane& lane) const {
-        return told(plugin_->check_value_ranges(device_, &lane));
+    status check_value_ranges(const kvrt_lane& lane, const kvrt_lane* sealed) const {
+        return told(plugin_->check_value_ranges(device_, &lane, sealed));
     }
     status create_queries(uint64_t places, kvrt_query_memory& memory) {
         return told(plugin_->create_queries(device_, places, &memory));
@@ -111,6 +111,7 @@ class plugin_device final : public device_memory, public inspected_memory, publi
     status gather_queries(uint64_t step, kvrt_gather_queries& call) {
         return told(plugin_->gather_queries(device_, step, &call));
     }
+    status create_opened(uint64_t bytes) { return told(plugin_->create_opened(device_, bytes)); }
     status open_round(uint64_t step) { return told(plugin_->open_round(device_, step)); }
     status run_round(uint64_t step, kvrt_round& call) {
         return told(plugin_->run_round(device_, step, &call));

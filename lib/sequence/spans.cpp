@@ -166,6 +166,17 @@ slot_count count_between(const retained_spans& retained, uint64_t first, uint64_
     return sum;
 }
 
+uint64_t newest_from(const retained_spans& retained, uint32_t count) {
+    uint64_t from = retained.next_position;
+    for (uint32_t i = retained.count(); i-- > 0;) {
+        const position_span span = retained.at(i);
+        if (span.kept.most > count) return span.full() ? span.end - count : from;
+        count -= span.kept.most;
+        from = span.first;
+    }
+    return from;
+}
+
 bool list_known_positions(const retained_spans& retained, uint64_t capacity, uint32_t* positions) {
     for (uint32_t i = 0; i < retained.count(); ++i) {
         if (!retained.at(i).full()) return false;

@@ -56,6 +56,10 @@ struct retained_spans {
 /// How many tokens at [first, end) are retained.
 slot_count count_between(const retained_spans& retained, uint64_t first, uint64_t end);
 
+/// The first position from which on at most `count` tokens are retained, as far as it is known:
+/// what stands there lies in the last `count` slots.
+uint64_t newest_from(const retained_spans& retained, uint32_t count);
+
 /// Positions of all slots, ascending: writes up to `capacity` of them. False, and nothing is
 /// written, where only the device knows them.
 bool list_known_positions(const retained_spans& retained, uint64_t capacity, uint32_t* positions);

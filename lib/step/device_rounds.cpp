@@ -56,8 +56,10 @@ void number_kinds(const step_context& context, device_rounds& rounds) {
     const model_geometry& model = context.store->model;
     const auto alike = [&](uint32_t a, uint32_t b) {
         const lane_geometry &first = model.lanes[a], &second = model.lanes[b];
-        return std::memcmp(&context.verbs.lanes[a], &context.verbs.lanes[b], sizeof(kvrt_lane)) ==
-                   0 &&
+        const auto in_both = [&](const host_array<kvrt_lane>& lanes) {
+            return std::memcmp(&lanes[a], &lanes[b], sizeof(kvrt_lane)) == 0;
+        };
+        return in_both(context.verbs.lanes) && in_both(context.verbs.sealed_lanes) &&
                model.layers[first.layer].group() == model.layers[second.layer].group() &&
                rotate_alike(*context.store, first.layer, second.layer);
     };
@@ -142,18 +144,24 @@ status device_rounds::prepare(step_context& context) {
         memory.most_rows = std::max(memory.most_rows, model.layers[lane.layer].query_heads);
         memory.most_dim = std::max({memory.most_dim, lane.layout.keys.dim, lane.layout.values.dim});
         if (!lane.evictable) continue;
-        memory.position_words[lane.class_index] =
-            store.blocks.blocks_in_class(lane.class_index) *
-            model.classes[lane.class_index].positions_per_block;
+        for (const uint32_t index : {lane.class_index, lane.sealed_class_index}) {
+            memory.position_words[index] =
+                store.blocks.blocks_in_class(index) * model.classes[index].positions_per_block;
+        }
     }
     KVRT_TRY(store.device.create_rounds(memory));
     for (uint32_t i = 0; i < lane_count; ++i) {
         const lane_geometry& lane = model.lanes[i];
         if (!lane.evictable) continue;
-        const position_store source = store.blocks.positions(lane.class_index, model.block_tokens);
-        context.verbs.lanes[i].positions = {
-            memory.positions[lane.class_index], source.numbering.reciprocal, units_per_slab,
-            source.numbering.blocks_per_slab,   source.block_stride,         source.block_tokens};
+        const auto positions_in = [&](uint32_t index) -> kvrt_positions {
+            const position_store source = store.blocks.positions(index, model.block_tokens);
+            return {memory.positions[index], source.numbering.reciprocal,
+                    units_per_slab,          source.numbering.blocks_per_slab,
+                    source.block_stride,     source.block_tokens};
+        };
+        context.verbs.lanes[i].positions = positions_in(lane.class_index);
+        if (!lane.seals) continue;
+        context.verbs.sealed_lanes[i].positions = positions_in(lane.sealed_class_index);
     }
     KVRT_TRY(once(kind_of, lane_count));
     KVRT_TRY(once(run_of, lane_count));
@@ -168,6 +176,7 @@ status device_rounds::prepare(step_context& context) {
     KVRT_TRY(once(order, planned_lanes));
     KVRT_TRY(once(phases, most_rounds * phase_stride));
     KVRT_TRY(once(targets, uint64_t{lane_count} * store.sequences.max_blocks()));
+    KVRT_TRY(once(target_at, planned_lanes));
     KVRT_TRY(once(store.spans, uint64_t{store.limits.max_sequences} * lane_count));
     prepared = true;
     return KV_OK;
@@ -183,11 +192,14 @@ void device_rounds::write_moments(step_context& context) {
                                       query_sum_arrays * statistics.length);
 }
 
-position_store device_rounds::positions_of(const step_context& context, uint32_t lane) const {
+position_store device_rounds::positions_of(const step_context& context, uint32_t lane,
+                                           bool sealed) const {
     const cache& store = *context.store;
-    position_store made =
-        store.blocks.positions(store.model.lanes[lane].class_index, store.model.block_tokens);
-    made.base = context.verbs.lanes[lane].positions.base;
+    const lane_geometry& geometry = store.model.lanes[lane];
+    const device_verbs& verbs = context.verbs;
+    position_store made = store.blocks.positions(
+        sealed ? geometry.sealed_class_index : geometry.class_index, store.model.block_tokens);
+    made.base = (sealed ? verbs.sealed_lanes : verbs.lanes)[lane].positions.base;
     return made;
 }
 
@@ -195,12 +207,14 @@ status read_positions(step_context& context, const sequence& owner, uint32_t lan
                       uint64_t count, uint32_t* positions) {
     cache& store = *context.store;
     const uint32_t block_tokens = store.model.block_tokens;
-    const position_store from = context.rounds.positions_of(context, lane);
+    const position_store stores[2] = {context.rounds.positions_of(context, lane, false),
+                                      context.rounds.positions_of(context, lane, true)};
+    const lane_state& state = owner.lanes[lane];
     host_allocator own;
     host_array<kvrt_words> pieces;
     KVRT_TRY(pieces.allocate(own, ceil_divide<uint64_t>(count, block_tokens), "positions"));
     for (uint64_t i = 0; i < pieces.size(); ++i) {
-        pieces[i] = {from.of(owner.lanes[lane].table[i], head),
+        pieces[i] = {stores[i < state.sealed_blocks ? 1 : 0].of(state.table[i], head),
                      std::min<uint64_t>(block_tokens, count - i * block_tokens)};
     }
     const uint64_t number = ++store.fences.last_begun;
@@ -234,18 +248,55 @@ status check_policy_on_device(const step_context& context, const kv_policy& poli
     for (uint32_t i = 0; i < store.model.lanes.size(); ++i) {
         const lane_geometry& lane = store.model.lanes[i];
         if (!takes_part(store, policy, lane.layer)) continue;
-        if (lane.seals) return refuse("a layer whose blocks are sealed");
-        KVRT_TRY(store.device.check_round(context.verbs.lanes[i], policy.scorer));
+        const kvrt_lane* const sealed = lane.seals ? &context.verbs.sealed_lanes[i] : nullptr;
+        KVRT_TRY(store.device.check_round(context.verbs.lanes[i], sealed, policy.scorer));
         if (value_reserve_of(policy) == 0) continue;
-        KVRT_TRY(store.device.check_value_ranges(context.verbs.lanes[i]));
+        KVRT_TRY(store.device.check_value_ranges(context.verbs.lanes[i], sealed));
     }
     return KV_OK;
 }
+
+namespace {
+
+bool reads_rows(const kv_policy& policy) {
+    const uint32_t scorer = policy.scorer;
+    const bool reads_sums =
+        goes_by_observation(scorer) && scorer != KV_SCORER_BLEND && scorer != KV_SCORER_RKV;
+    return value_reserve_of(policy) != 0 ||
+           !(reads_sums || scorer == KV_SCORER_STREAMING || scorer == KV_SCORER_RANDOM);
+}
+
+/// Rows in f32 of the lanes that a policy reads or codes anew: room for all of the largest layer,
+/// and for as many more as are comfortable.
+status prepare_opened(step_context& context, const kv_policy& policy) {
+    constexpr uint64_t comfortable = uint64_t{64} << 20;
+    cache& store = *context.store;
+    uint64_t largest = 0, all = 0;
+    bool opens = false;
+    for (const layer_geometry& layer : store.model.layers) {
+        if (!layer.stores) continue;
+        const lane_geometry& lane = store.model.lanes[layer.first_lane];
+        if (!lane.seals || !lane.evictable) continue;
+        const uint64_t slots =
+            uint64_t{store.model.blocks_for(store.limits.max_tokens_per_sequence)} *
+            store.model.block_tokens;
+        const uint64_t bytes = slots * layer.kv_heads *
+                               (lane.layout.keys.dim + lane.layout.values.dim) * sizeof(float);
+        largest = std::max(largest, bytes);
+        all += bytes * context.rounds.most_rounds;
+        opens = opens || reads_rows(policy) || !lane.demotes;
+    }
+    if (!opens) return KV_OK;
+    return store.device.create_opened(std::max(largest, std::min(all, comfortable)));
+}
+
+}  // namespace
 
 status prepare_policy_on_device(step_context& context, const kv_policy& policy) {
     KVRT_TRY(check_policy_on_device(context, policy));
     KVRT_TRY(context.rounds.prepare(context));
     if (policy.scorer == KV_SCORER_HOST) KVRT_TRY(context.given.prepare(context));
+    KVRT_TRY(prepare_opened(context, policy));
     const auto& given = context.retention->statistics.given_tokens;
     const bool gathers = (policy.flags & KV_POLICY_STATISTICS_ONLINE) != 0 ||
                          std::all_of(given.begin(), given.end(), [](uint64_t t) { return t == 0; });

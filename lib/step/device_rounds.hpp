@@ -21,6 +21,8 @@ struct device_rounds {
         kv_policy policy;
         compaction_report report;
         kvrt_round_guards guards;
+        bool stays_demoted = false;  ///< as round_plan
+        bool fresh = false;          ///< some lanes go to blocks of `targets`
     };
     /// Which lane of which pending round one of the launch is.
     struct origin {
@@ -43,7 +45,8 @@ struct device_rounds {
     host_array<uint32_t> order;      ///< [most_rounds * lanes]: of planned lanes
     host_array<uint32_t> first_set;  ///< [most_rounds]: in the bundle at hand
     host_array<double> phases;       ///< [most_rounds][phase_stride]
-    host_array<block_id> targets;    ///< [lanes][max blocks], of the sequence that copies
+    host_array<block_id> targets;    ///< tables to be of pending rounds, lane by lane
+    host_array<uint64_t> target_at;  ///< [most_rounds][lanes]: where
 
     /// Before the device's table is created: where the words for this are.
     void measure(const step_context& context, uint64_t& words);
@@ -56,8 +59,8 @@ struct device_rounds {
     /// Into the device's table, where the host has given others: they go up with the next upload.
     void write_moments(step_context& context);
 
-    /// Explicit positions of a lane, at addresses of the device.
-    position_store positions_of(const step_context& context, uint32_t lane) const;
+    /// Explicit positions of a lane, at addresses of the device, in blocks that are sealed or not.
+    position_store positions_of(const step_context& context, uint32_t lane, bool sealed) const;
 };
 
 /// Explicit positions of a lane's KV head, the first `count`, from the device: waits for it.

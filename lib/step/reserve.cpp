@@ -153,7 +153,8 @@ bool copy_tail_positions(const step& target, const sequence& owner, uint32_t lan
         copy_positions(store, lane, positions, source, positions, copy);
         return true;
     }
-    const position_store positions = target.context->rounds.positions_of(*target.context, lane);
+    const position_store positions =
+        target.context->rounds.positions_of(*target.context, lane, false);
     return store.device.copy_words(target.number, positions.of(copy, 0), positions.of(source, 0),
                                    geometry.kv_heads * store.model.block_tokens) >= 0;
 }

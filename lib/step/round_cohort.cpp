@@ -15,24 +15,6 @@ namespace {
 
 static_assert(sizeof(position_range) == 2 * sizeof(uint64_t));  // as guards have it
 
-/// May the bytes of a block change behind all that was enqueued? Not while others have it, and with
-/// host fences not before the host's kernels are done.
-bool may_change(const cache& store, const sequence& owner, block_id id) {
-    if (store.blocks.references(id) != 1) return false;
-    const auto by_host = [&](uint64_t fence) {
-        return !store.fences.by_host || fence <= store.fences.host_passed;
-    };
-    return by_host(owner.last_fence) && by_host(store.blocks.last_reader(id));
-}
-
-/// Slots before this one are held at the front, and stay where they are.
-uint32_t first_moving_slot(const round_plan& plan, uint32_t lane) {
-    const held_positions held = held_by_guards(plan);
-    const uint64_t front = held.count != 0 && held.range[0].first == 0 ? held.range[0].end : 0;
-    const slot_count before = count_between(retained_of(plan.store, plan.owner, lane), 0, front);
-    return std::min(before.least, plan.keep(lane));
-}
-
 /// Only the device knows how much guards hold, where they have changed since a round.
 status check_counts(const round_plan& plan) {
     for (uint32_t lane = 0; lane < plan.store.model.lanes.size(); ++lane) {
@@ -86,19 +68,20 @@ round_cohort::round_cohort(step_context& context, uint64_t number, const round_l
 
 void round_cohort::add(sequence& owner, const kv_policy& policy) {
     if (count_ == rounds_.most_rounds) flush();
-    bool copies = false;
-    if (!plan(owner, policy, copies)) return;
-    if (copies && count_ != 0) {
-        flush();  // others may let go of what it shares
-        if (!plan(owner, policy, copies)) return;
+    bool alone = false;
+    if (!plan(owner, policy, alone)) return;
+    if (alone && count_ != 0) {
+        flush();
+        if (!plan(owner, policy, alone)) return;
     }
     ++count_;
-    if (copies) flush();
+    if (alone) flush();
 }
 
-/// False where there is nothing to enqueue, and the listener knows. A round that copies, behind
-/// others, is not planned yet.
-bool round_cohort::plan(sequence& owner, const kv_policy& policy, bool& copies) {
+/// False where there is nothing to enqueue, and the listener knows. A round that goes alone, since
+/// others may let go of what it shares, or have no room for another's tables, is not planned yet
+/// behind them.
+bool round_cohort::plan(sequence& owner, const kv_policy& policy, bool& alone) {
     cache& store = *context_.store;
     device_rounds::pending_round& round = rounds_.pending[count_];
     round = {};
@@ -117,11 +100,10 @@ bool round_cohort::plan(sequence& owner, const kv_policy& policy, bool& copies) 
     } else if (verdict == KV_OK && !has_moments(plan)) {
         round.report.outcome = KV_COMPRESS_NO_STATISTICS;
     } else if (verdict == KV_OK) {
-        uint64_t needed[max_block_classes] = {};
-        const uint64_t blocks = count_copies(plan, needed);
-        copies = blocks != 0;
-        if (copies && count_ != 0) return true;
-        if (copies) verdict = take_copies(plan, blocks, needed);
+        const fresh_blocks fresh = choose_fresh(plan);
+        alone = fresh.shared || used_targets_ + fresh.entries > rounds_.targets.size();
+        if (alone && count_ != 0) return true;
+        if (fresh.count != 0) verdict = take_fresh(plan, fresh);
         runs = verdict == KV_OK;
     }
     if (runs) {
@@ -133,62 +115,58 @@ bool round_cohort::plan(sequence& owner, const kv_policy& policy, bool& copies) 
     return runs;
 }
 
-template <class callable>
-void round_cohort::for_each_copy(const round_plan& plan, const callable& body) const {
-    const cache& store = *context_.store;
-    for (uint32_t lane = 0; lane < store.model.lanes.size(); ++lane) {
-        if (!plan.chosen(lane)) continue;
-        const block_id* const table = plan.owner.lanes[lane].table;
-        block_id* const target = targets_of(lane);
-        const uint32_t kept = store.model.blocks_for(plan.keep(lane));
-        const uint32_t first = first_moving_slot(plan, lane) / store.model.block_tokens;
-        for (uint32_t i = first; i < kept; ++i) {
-            if (!may_change(store, plan.owner, table[i])) body(lane, table[i], target[i]);
-        }
-    }
+block_id* round_cohort::targets_of(uint32_t index, uint32_t lane) const {
+    return rounds_.targets.data() +
+           rounds_.target_at[uint64_t{index} * context_.store->model.lanes.size() + lane];
 }
 
-block_id* round_cohort::targets_of(uint32_t lane) const {
-    return rounds_.targets.data() + uint64_t{lane} * context_.store->sequences.max_blocks();
+/// Those of more demoted blocks than need be where blocks for the others are missing.
+fresh_blocks round_cohort::choose_fresh(round_plan& plan) const {
+    fresh_blocks fresh = count_fresh(plan);
+    if (context_.store->blocks.can_allocate(fresh.needed, false)) return fresh;
+    plan.stays_demoted = true;
+    rounds_.pending[count_].stays_demoted = true;
+    return count_fresh(plan);
 }
 
-uint64_t round_cohort::count_copies(const round_plan& plan, uint64_t* needed) const {
-    uint64_t blocks = 0;
-    for_each_copy(plan, [&](uint32_t lane, block_id, block_id&) {
-        ++needed[context_.store->model.lanes[lane].class_index];
-        ++blocks;
-    });
-    return blocks;
-}
-
-/// Fresh blocks in the places of those that must stay as they are.
-status round_cohort::take_copies(const round_plan& plan, uint64_t blocks, const uint64_t* needed) {
+/// Fresh blocks in the places of those that must stay as they are, or have another layout.
+status round_cohort::take_fresh(const round_plan& plan, const fresh_blocks& fresh) {
     cache& store = *context_.store;
-    if (!store.blocks.can_allocate(needed, false)) {
+    if (!store.blocks.can_allocate(fresh.needed, false)) {
         return fail(KV_AGAIN,
-                    "kv_compress: blocks that others read stay as they are, so {} fresh ones are "
-                    "needed for the survivors; {} bytes are free",
-                    blocks, store.blocks.free_bytes(false));
+                    "kv_compress: blocks that others read stay as they are, and tiles of other "
+                    "tokens end in a raw block, so {} fresh ones are needed for the survivors; {} "
+                    "bytes are free",
+                    fresh.count, store.blocks.free_bytes(false));
     }
-    for (uint32_t lane = 0; lane < store.model.lanes.size(); ++lane) {
+    const uint64_t lanes = store.model.lanes.size();
+    uint64_t used = used_targets_;
+    for (uint32_t lane = 0; lane < lanes; ++lane) {
         if (!plan.chosen(lane)) continue;
-        std::copy_n(plan.owner.lanes[lane].table, store.model.blocks_for(plan.keep(lane)),
-                    targets_of(lane));
+        rounds_.target_at[count_ * lanes + lane] = used;
+        const uint32_t kept = store.model.blocks_for(plan.keep(lane));
+        std::copy_n(plan.owner.lanes[lane].table, kept, targets_of(count_, lane));
+        used += kept;
     }
     bool all = true;
-    for_each_copy(plan, [&](uint32_t lane, block_id, block_id& target) {
+    for_each_fresh(plan, [&](uint32_t lane, uint32_t index, uint32_t block_class, bool) {
         if (!all) return;
-        const block_id fresh = store.blocks.allocate(store.model.lanes[lane].class_index);
-        all = fresh != no_block;
-        if (all) target = fresh;
+        const block_id made = store.blocks.allocate(block_class);
+        all = made != no_block;
+        if (all) targets_of(count_, lane)[index] = made;
     });
     if (all) {
-        rounds_.pending[count_].report.blocks_copied = blocks;
+        used_targets_ = used;
+        rounds_.pending[count_].fresh = true;
+        rounds_.pending[count_].report.blocks_copied = fresh.count;
         return KV_OK;
     }
     const std::string reason = message_buffer();
-    for_each_copy(plan, [&](uint32_t, block_id source, block_id& target) {
-        if (target != source) store.blocks.take_back(target, 0, store.fences);
+    for_each_fresh(plan, [&](uint32_t lane, uint32_t index, uint32_t, bool) {
+        const block_id made = targets_of(count_, lane)[index];
+        if (made != plan.owner.lanes[lane].table[index]) {
+            store.blocks.take_back(made, 0, store.fences);
+        }
     });
     return fail(KV_DEVICE, "the device has no memory behind a free slab of the arena: {}", reason);
 }
@@ -234,17 +212,17 @@ void round_cohort::plan_lane(const round_plan& plan, uint32_t lane, const double
     const lane_geometry& geometry = store.model.lanes[lane];
     const layer_geometry& layer = store.model.layers[geometry.layer];
     const lane_state& state = plan.owner.lanes[lane];
-    const bool copies = rounds_.pending[count_].report.blocks_copied != 0;
     rounds_.planned_origins[lane_count_] = {count_, lane};
     kvrt_round_lane& made = rounds_.planned[lane_count_++];
     made = {};
     made.lane = &context_.verbs.lanes[lane];
     made.guards = &rounds_.pending[count_].guards;
     made.source_table = state.table;
-    made.target_table = copies ? targets_of(lane) : state.table;
+    made.target_table = rounds_.pending[count_].fresh ? targets_of(count_, lane) : state.table;
     made.slots = state.slots;
     made.explicit_slots = state.explicit_slots;
     made.keep = plan.keep(lane);
+    if (geometry.seals) plan_sealed(plan, lane, made);
     made.kind = rounds_.kind_of[lane];
     made.selection = plan.selection;
     made.bundle = bundle_of(rounds_, plan, geometry.layer);
@@ -288,6 +266,18 @@ void round_cohort::plan_lane(const round_plan& plan, uint32_t lane, const double
         static_cast<const float*>(context_.tables.at(rounds_.moments_word)) + scores.first_band;
     if (uses_gathered(plan, geometry.layer)) plan_gathered(plan, geometry, scores);
     if (scores.phase_count != 0) scores.phases = phases + rounds_.first_phase[geometry.layer];
+}
+
+void round_cohort::plan_sealed(const round_plan& plan, uint32_t lane, kvrt_round_lane& made) const {
+    const uint32_t block_tokens = plan.store.model.block_tokens;
+    const lane_state& state = plan.owner.lanes[lane];
+    const saturation_counts counts = context_.counts.of(plan.store, lane);
+    made.sealed = &context_.verbs.sealed_lanes[lane];
+    made.sealed_slots = state.sealed_blocks * block_tokens;
+    made.sealed_after = round_target_of(plan, lane).sealed_blocks * block_tokens;
+    made.coded_slots = made.sealed_slots + state.opened_slots;
+    made.saturated_keys = counts.keys;
+    made.saturated_values = counts.values;
 }
 
 void round_cohort::plan_gathered(const round_plan& plan, const lane_geometry& lane,
@@ -335,13 +325,15 @@ void round_cohort::flush() {
     }
     count_ = 0;
     lane_count_ = 0;
+    used_targets_ = 0;
 }
 
 /// Tables follow what was compacted; of lanes that were not, fresh blocks go back.
 void round_cohort::settle(uint32_t index, const kvrt_round& call, status verdict) {
     cache& store = *context_.store;
     device_rounds::pending_round& round = rounds_.pending[index];
-    const round_plan plan = plan_of(store, *context_.retention, *round.owner, round.policy);
+    round_plan plan = plan_of(store, *context_.retention, *round.owner, round.policy);
+    plan.stays_demoted = round.stays_demoted;
     std::fill(plan.context.chosen_lanes.begin(), plan.context.chosen_lanes.end(), uint8_t{0});
     bool all = true, any = false;
     for (uint32_t i = 0; i < call.count; ++i) {
@@ -358,7 +350,7 @@ void round_cohort::settle(uint32_t index, const kvrt_round& call, status verdict
             store.blocks.take_back(fresh, number_, store.fences);
         }
     }
-    if (any) move_lanes(plan, round.report);
+    if (any) move_lanes(plan, index);
     if (all) {
         verdict = KV_OK;
         end_round(plan, round.report);
@@ -367,11 +359,12 @@ void round_cohort::settle(uint32_t index, const kvrt_round& call, status verdict
     listener_.told(listener_.user, *round.owner, verdict, round.report);
 }
 
-void round_cohort::move_lanes(const round_plan& plan, compaction_report& report) {
+void round_cohort::move_lanes(const round_plan& plan, uint32_t index) {
     cache& store = *context_.store;
+    compaction_report& report = rounds_.pending[index].report;
     const held_positions held = held_by_guards(plan);
     const bool newest = keeps_newest(plan.policy);
-    const bool copied = report.blocks_copied != 0;
+    const bool fresh = rounds_.pending[index].fresh;
     plan.owner.last_fence = number_;
     plan.owner.room = 0;
     const bool in_common = is_common_to_layers(plan.selection);
@@ -384,11 +377,15 @@ void round_cohort::move_lanes(const round_plan& plan, compaction_report& report)
         for (uint32_t lane = layer.first_lane; lane < layer.end_lane(); ++lane) {
             if (!plan.chosen(lane)) continue;
             const lane_move& move = begin_move(plan, lane);
-            if (copied) std::copy_n(targets_of(lane), move.kept_blocks, move.target);
+            if (fresh) std::copy_n(targets_of(index, lane), move.kept_blocks, move.target);
             position_spans after =
                 spans_after_round(retained_of(store, plan.owner, lane), held.begin(), held.count,
                                   plan.keep(lane), newest);
-            replace_table(plan, lane, report);
+            if (store.model.lanes[lane].seals) {
+                settle_sealed(plan, lane, report);
+            } else {
+                replace_table(plan, lane, report);
+            }
             after.set = in_common || plan.selection == KV_SELECT_PER_LAYER ? rounds_.sets : 0;
             after.by_head = plan.selection == KV_SELECT_PER_HEAD;
             spans_of(store, plan.owner, lane) = after;

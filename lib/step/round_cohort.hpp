@@ -3,10 +3,11 @@
 // they hold always stays (sequence/spans.hpp). The device decides which stay, and moves them,
 // behind the step's work on its stream. So tables shrink at once, and nobody waits.
 //
-// Sequences of a step go together, as far as they share no block that moves.
+// Sequences of a step go together, as far as they share no block that moves (round_targets.hpp).
 #pragma once
 
 #include "step/device_rounds.hpp"
+#include "step/round_targets.hpp"
 
 namespace kvrt {
 
@@ -33,21 +34,21 @@ class round_cohort {
     status finish();
 
   private:
-    bool plan(sequence& owner, const kv_policy& policy, bool& copies);
-    uint64_t count_copies(const round_plan& plan, uint64_t* needed) const;
-    status take_copies(const round_plan& plan, uint64_t blocks, const uint64_t* needed);
+    bool plan(sequence& owner, const kv_policy& policy, bool& alone);
+    fresh_blocks choose_fresh(round_plan& plan) const;
+    status take_fresh(const round_plan& plan, const fresh_blocks& fresh);
     void plan_phases(const round_plan& plan, double* phases) const;
     void plan_lanes(const round_plan& plan);
     void plan_lane(const round_plan& plan, uint32_t lane, const double* phases);
+    void plan_sealed(const round_plan& plan, uint32_t lane, kvrt_round_lane& made) const;
     void plan_gathered(const round_plan& plan, const lane_geometry& lane,
                        kvrt_round_scores& scores) const;
     status enqueue(kvrt_round& call);
     bool launch(uint32_t first_round, uint32_t rounds);
     void settle(uint32_t index, const kvrt_round& call, status verdict);
-    void move_lanes(const round_plan& plan, compaction_report& report);
-    template <class callable>
-    void for_each_copy(const round_plan& plan, const callable& body) const;
-    block_id* targets_of(uint32_t lane) const;
+    void move_lanes(const round_plan& plan, uint32_t index);
+    /// The table to be of a pending round's lane, where some of it is fresh.
+    block_id* targets_of(uint32_t index, uint32_t lane) const;
 
     step_context& context_;
     device_rounds& rounds_;
@@ -56,6 +57,7 @@ class round_cohort {
     bool open_ = false;
     uint32_t count_ = 0;       ///< of pending rounds
     uint32_t lane_count_ = 0;  ///< planned
+    uint64_t used_targets_ = 0;
 };
 
 /// kv_compress outside of steps, on a stream of the device's own.

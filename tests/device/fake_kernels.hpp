@@ -5,7 +5,7 @@
 #include "fake_driver.hpp"
 #include "kernels/attend_rows.hpp"
 #include "kernels/blend.hpp"
-#include "kernels/compact.hpp"
+#include "kernels/compact_tiles.hpp"
 #include "kernels/copy.hpp"
 #include "kernels/gather_queries.hpp"
 #include "kernels/give.hpp"
@@ -41,6 +41,9 @@ struct kernel_faults {
     std::function<void(kernels::product_parameters&)> product;  ///< of any kernel around one
     std::function<void(kernels::select_parameters&)> select;
     std::function<void(kernels::compact_parameters&)> compact;
+    std::function<void(kernels::compact_sealed_parameters&)> compact_sealed;
+    std::function<void(kernels::compact_tiles_parameters&)> compact_tiles;
+    std::function<void(kernels::open_lanes_parameters&)> open_lanes;
     std::function<void(kernels::join_parameters&)> join;
     std::function<void(kernels::quota_parameters&)> quota;
     std::function<void(kernels::measure_parameters&)> measure;

@@ -67,6 +67,14 @@ void add_round_kernels(fake_driver& fake, const kernel_faults& faults) {
                            changing(faults.select));
     add<compact_parameters>(fake, "kvrt_compact_lanes", compact_lanes<fake_context>,
                             changing(faults.compact));
+    add<compact_sealed_parameters>(fake, "kvrt_compact_sealed_lanes",
+                                   compact_sealed_lanes<fake_context>,
+                                   changing(faults.compact_sealed));
+    add<open_lanes_parameters>(fake, "kvrt_open_lanes", open_lanes<fake_context>,
+                               changing(faults.open_lanes));
+    add<open_survivors_parameters>(fake, "kvrt_open_survivors", open_survivors<fake_context>);
+    add<compact_tiles_parameters>(fake, "kvrt_compact_tiles", compact_tiles<fake_context>,
+                                  changing(faults.compact_tiles));
     add<query_parameters>(fake, "kvrt_gather_queries", gather_queries<fake_context>,
                           changing(faults.gather));
     add<moments_parameters>(fake, "kvrt_make_moments", make_moments<fake_context>);
@@ -103,6 +111,9 @@ void add_round_kernels(fake_driver& fake, const kernel_faults& faults) {
     static const char* int8[] = {"kvrt_score_keys_int8_token_2", "kvrt_score_keys_int8_token_4",
                                  "kvrt_score_keys_int8_token_8", "kvrt_measure_rows_int8_token",
                                  "kvrt_gather_keys_int8_token"};
+    static const char* f32[] = {"kvrt_score_keys_f32_2", "kvrt_score_keys_f32_4",
+                                "kvrt_score_keys_f32_8", "kvrt_measure_rows_f32",
+                                "kvrt_gather_keys_f32"};
     add_reader<coding::plain, number::f32>(fake, f32, change, product);
     add_reader<coding::plain, number::f16>(fake, f16, change, product);
     add_reader<coding::plain, number::bf16>(fake, bf16, change, product);

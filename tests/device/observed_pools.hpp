@@ -35,8 +35,9 @@ struct observing_pools_on : round_pools_on {
     bool two_levels = false;  ///< of attention that a token gets
     double head_step = 17.0;  ///< heads differ
 
-    explicit observing_pools_on(twin_device& device)
-        : round_pools_on(device, std::make_unique<observed_layers>()) {}
+    explicit observing_pools_on(
+        twin_device& device, std::unique_ptr<twin_model> model = std::make_unique<observed_layers>())
+        : round_pools_on(device, std::move(model)) {}
 
     /// Rows of a step, each of a position: bf16 holds them, and their sum is finer than it.
     template <class callable>
@@ -128,6 +129,8 @@ struct observing_pools_on : round_pools_on {
 
 struct observing_pools : fake_side, observing_pools_on {
     observing_pools() : observing_pools_on(fake_device) {}
+    explicit observing_pools(std::unique_ptr<twin_model> model)
+        : observing_pools_on(fake_device, std::move(model)) {}
 };
 
 struct observed_policy {

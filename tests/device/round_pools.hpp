@@ -95,6 +95,7 @@ struct round_pools_on : rope_of_tests, twin_pools_on {
     void compare_positions(const twin_sequence& sequence) {
         device().catch_up();
         cache &here = pools[0]->store, &there = pools[1]->store;
+        const uint32_t tokens = here.model.block_tokens;
         const kvrt::sequence& device = *here.sequences.find(sequence.of[0]);
         const kvrt::sequence& cpu = *there.sequences.find(sequence.of[1]);
         CHECK(device.next_position == cpu.next_position);
@@ -105,21 +106,23 @@ struct round_pools_on : rope_of_tests, twin_pools_on {
             REQUIRE(state.explicit_slots == cpu.lanes[l].explicit_slots);
             REQUIRE(state.blocks == cpu.lanes[l].blocks);
             if (!device_has_positions(here, device, l)) continue;
-            const position_store store = pools[0]->steps.rounds.positions_of(pools[0]->steps, l);
+            const auto store_of = [&](uint32_t index) {
+                return pools[0]->steps.rounds.positions_of(pools[0]->steps, l,
+                                                           index < state.sealed_blocks);
+            };
             for (uint32_t head = 0; head < here.model.lanes[l].kv_heads; ++head) {
                 const slot_positions expected = positions_of(there, cpu, l, head);
                 std::vector<std::byte> bytes;
-                const uint32_t block_tokens = here.model.block_tokens;
                 for (uint32_t slot = 0; slot < state.explicit_slots; ++slot) {
-                    if (slot % block_tokens == 0) {
-                        const uint32_t block = state.table[slot / block_tokens];
+                    const uint32_t at = slot % tokens;
+                    if (at == 0) {
+                        const uint32_t block = state.table[slot / tokens];
                         twin_pools_on::device().read(
-                            reinterpret_cast<device_pointer>(store.of(block, head)), bytes,
-                            block_tokens * sizeof(uint32_t));
+                            reinterpret_cast<device_pointer>(store_of(slot / tokens).of(block, head)),
+                            bytes, tokens * sizeof(uint32_t));
                     }
                     uint32_t position = 0;
-                    std::memcpy(&position, bytes.data() + slot % block_tokens * sizeof position,
-                                sizeof position);
+                    std::memcpy(&position, bytes.data() + at * sizeof position, sizeof position);
                     differences += position != expected.at(slot) ? 1 : 0;
                     ++compared_positions;
                 }
