@@ -54,13 +54,6 @@ bool has_moments(const round_plan& plan) {
     return true;
 }
 
-/// Do the newest stay, besides what guards hold? Not where some others are held by their values, or
-/// as the best of their segment.
-bool keeps_newest(const kv_policy& policy) {
-    const bool by_segment = policy.segments != 0 && policy.segment_quota != 0;
-    return policy.scorer == KV_SCORER_STREAMING && value_reserve_of(policy) == 0 && !by_segment;
-}
-
 }  // namespace
 
 round_cohort::round_cohort(step_context& context, uint64_t number, const round_listener& listener)

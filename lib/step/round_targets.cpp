@@ -26,13 +26,18 @@ uint32_t most_survivors_below(const round_plan& plan, uint32_t lane, uint32_t sl
         behind += count_between(retained, std::max(range.first, from), range.end).least;
         held += count_between(retained, range.first, range.end).most;
     }
-    if (plan.policy.scorer == KV_SCORER_STREAMING) {  // keeps the newest
+    if (keeps_newest(plan.policy)) {
         behind = std::min(slots - below, behind + (keep - std::min(keep, held)));
     }
     return std::min(below, keep - std::min(keep, behind));
 }
 
 }  // namespace
+
+bool keeps_newest(const kv_policy& policy) {
+    const bool by_segment = policy.segments != 0 && policy.segment_quota != 0;
+    return policy.scorer == KV_SCORER_STREAMING && value_reserve_of(policy) == 0 && !by_segment;
+}
 
 bool may_change(const cache& store, const sequence& owner, block_id id) {
     if (store.blocks.references(id) != 1) return false;

@@ -25,6 +25,10 @@ round_target round_target_of(const round_plan& plan, uint32_t lane);
 /// host fences not before the host's kernels are done.
 bool may_change(const cache& store, const sequence& owner, block_id id);
 
+/// Do the newest stay, besides what guards hold? Not where some others are held by their values, or
+/// as the best of their segment.
+bool keeps_newest(const kv_policy& policy);
+
 /// Calls visit(lane, index in its table, class, does another read what is there) for each fresh
 /// block of the chosen lanes.
 template <class callable>

@@ -35,8 +35,8 @@ struct observing_pools_on : round_pools_on {
     bool two_levels = false;  ///< of attention that a token gets
     double head_step = 17.0;  ///< heads differ
 
-    explicit observing_pools_on(
-        twin_device& device, std::unique_ptr<twin_model> model = std::make_unique<observed_layers>())
+    explicit observing_pools_on(twin_device& device, std::unique_ptr<twin_model> model =
+                                                         std::make_unique<observed_layers>())
         : round_pools_on(device, std::move(model)) {}
 
     /// Rows of a step, each of a position: bf16 holds them, and their sum is finer than it.

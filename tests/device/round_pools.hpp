@@ -117,9 +117,9 @@ struct round_pools_on : rope_of_tests, twin_pools_on {
                     const uint32_t at = slot % tokens;
                     if (at == 0) {
                         const uint32_t block = state.table[slot / tokens];
-                        twin_pools_on::device().read(
-                            reinterpret_cast<device_pointer>(store_of(slot / tokens).of(block, head)),
-                            bytes, tokens * sizeof(uint32_t));
+                        twin_pools_on::device().read(reinterpret_cast<device_pointer>(
+                                                         store_of(slot / tokens).of(block, head)),
+                                                     bytes, tokens * sizeof(uint32_t));
                     }
                     uint32_t position = 0;
                     std::memcpy(&position, bytes.data() + at * sizeof position, sizeof position);
