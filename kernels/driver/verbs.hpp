@@ -11,8 +11,6 @@ namespace kvrt::cuda {
 status describe_lane(const kvrt_lane& lane, const char* verb, kernels::block_place& place);
 
 kernels::position_place positions_of(const kvrt_positions& positions);
-/// Where attention keeps weights.
-kernels::kept_weights kept_of(const kvrt_attend_rows& rows);
 /// `table`: the words that the call is about.
 status launch_share(kernel_functions& functions, stream_handle stream, device_pointer table,
                     const kvrt_share_plans& plans);
@@ -21,10 +19,6 @@ status launch_write(kernel_functions& functions, stream_handle stream, const kvr
 
 status launch_seal(kernel_functions& functions, stream_handle stream,
                    const kvrt_seal_blocks& blocks);
-
-/// What rows of a wave pay to slots, from the weights that its attention has kept.
-status launch_observe(kernel_functions& functions, stream_handle stream,
-                      const kvrt_attend_rows& rows, uint32_t wave);
 
 /// `captured`: the stream is being captured.
 status launch_attend(kernel_functions& functions, stream_handle stream, bool captured,

@@ -1,131 +1,11 @@
 // Observed attention of a CUDA pool, and rounds that go by it: kernels keep weights and add them
 // up, late, and a CPU pool says what each slot has got, which stay, and where.
-//
-// Both pools must rank tokens alike, though they round differently. So a key says by its position
-// how much attention it gets, no two alike, and tokens of different age are compared only where
-// age counts for nothing: what older queries paid has decayed, or is forgotten.
-#include "round_pools.hpp"
+#include "observing_pools.hpp"
 
 using namespace kvrt;
 using namespace kvrt::cuda;
 
 namespace {
-
-/// Elements, codes, a lane for each head, and a layer that looks at another's cache.
-struct observed_layers : rope_of_tests, twin_model {
-    observed_layers() {
-        max_observed_sequences = 5;
-        add(KV_FORMAT_F16, KV_FORMAT_F16);
-        kv_layer& shared = add(KV_FORMAT_F16, KV_FORMAT_F16);
-        shared.flags = KV_LAYER_SHARED;
-        shared.query_heads = 2;
-        add(KV_FORMAT_INT8_TOKEN, KV_FORMAT_INT4_TOKEN);
-        add(KV_FORMAT_BF16, KV_FORMAT_BF16).flags = KV_LAYER_LANE_PER_HEAD;
-        for (const uint32_t storing : {0u, 2u, 3u}) layers[storing].rope = &rope;
-    }
-};
-
-/// Between 0 and 1, far from each other for near numbers.
-double spread(double number) {
-    return number * 0.6180339887498949 - std::floor(number * 0.6180339887498949);
-}
-
-struct observing_pools : round_pools {
-    uint32_t compared_sums = 0;
-    double worst_sum = 0.0;
-    uint32_t attend_flags = 0;
-    bool two_levels = false;  ///< of attention that a token gets
-    double head_step = 17.0;  ///< heads differ
-
-    observing_pools() : round_pools(std::make_unique<observed_layers>()) {}
-
-    /// Rows of a step, each of a position: bf16 holds them, and their sum is finer than it.
-    template <class callable>
-    void fill(twin_tensor& tensor, const std::vector<twin_append>& items, const callable& level) {
-        const uint32_t heads = static_cast<uint32_t>(tensor.on_host.heads);
-        const uint32_t dim = static_cast<uint32_t>(tensor.on_host.dim);
-        uint32_t row = 0;
-        for (const twin_append& item : items) {
-            for (uint32_t r = 0; r < item.rows; ++r, ++row) {
-                for (uint32_t head = 0; head < heads; ++head) {
-                    const double here = level(item.sequence->tokens + r, head);
-                    for (uint32_t c = 0; c < dim; ++c) {
-                        const double finer = here + static_cast<double>(c) / dim / 128.0;
-                        tensor.host[(row * heads + head) * dim + c] =
-                            static_cast<float>(std::floor(finer * 128.0) / 128.0);
-                    }
-                }
-            }
-        }
-        device().enqueue("inputs", upload(tensor));
-    }
-
-    void step(const std::vector<twin_append>& items) {
-        kv_step* steps[2];
-        begin(items, steps);
-        uint32_t rows = 0;
-        for (const twin_append& item : items) rows += item.rows;
-        for (uint32_t l = 0; l < layers(); ++l) {
-            const kv_layer& layer = kinds.layers[l];
-            if (stores(l)) {
-                twin_tensor keys = make_tensor(rows, 2, 64), values = make_tensor(rows, 2, 64);
-                fill(keys, items, [&](uint32_t position, uint32_t head) {
-                    const double level = spread(position + head_step * head + 31.0 * l);
-                    return two_levels ? level < 0.6 ? 0.2 : 1.7 : 1.9 * level;
-                });
-                draw(values);
-                device().enqueue("inputs", upload(values));
-                write(steps, l, keys, values);
-            }
-            twin_tensor queries = make_tensor(rows, layer.query_heads, 64);
-            twin_tensor out = make_tensor(rows, layer.query_heads, 64);
-            fill(queries, items, [&](uint32_t position, uint32_t head) {
-                return 0.2 + 0.1 * spread(3.0 * position + head);
-            });
-            attend_both(steps, l, queries, out);
-            expect(out, bound_of(l));
-        }
-        end(items, steps);
-        compare_reports();
-    }
-    void attend_both(kv_step* (&steps)[2], uint32_t layer, const twin_tensor& queries,
-                     const twin_tensor& out) {
-        kv_attend_options options = KV_INIT(kv_attend_options);
-        options.flags = attend_flags;
-        REQUIRE(kv_attend(steps[1], layer, &queries.on_host, &out.on_host, &options) == KV_OK);
-        const kv_status verdict =
-            kv_attend(steps[0], layer, &queries.on_device, &out.on_device, &options);
-        REQUIRE_MESSAGE(verdict == KV_OK, std::string(message_buffer()));
-    }
-
-    /// What each slot has got, on both.
-    void compare_sums(const twin_sequence& sequence) {
-        for (uint32_t l = 0; l < layers(); ++l) {
-            if (!stores(l) || kinds.layers[l].window != 0) continue;
-            for (uint32_t head = 0; head < 2; ++head) {
-                std::vector<float> sums[2];
-                for (uint32_t i = 0; i < 2; ++i) {
-                    sums[i].resize(512);
-                    uint64_t count = 0;
-                    REQUIRE(kv_seq_get_scores(pools[i], sequence.of[i], l, head, 512,
-                                              sums[i].data(), &count) == KV_OK);
-                    sums[i].resize(count);
-                }
-                CAPTURE(l);
-                CAPTURE(head);
-                REQUIRE(sums[0].size() == sums[1].size());
-                compared_sums += static_cast<uint32_t>(sums[0].size());
-                for (std::size_t slot = 0; slot < sums[0].size(); ++slot) {
-                    const double expected = double{sums[1][slot]};
-                    const double off = std::abs(double{sums[0][slot]} - expected);
-                    const double error = off / (expected + 1e-3);
-                    if (!(error <= worst_sum)) worst_sum = error;
-                    differences += error <= 4e-3 ? 0 : 1;
-                }
-            }
-        }
-    }
-};
 
 /// Prompts that are listed in parts, tokens one by one, drafts, a fork that goes on from a shared
 /// tail, a truncation; rounds at step ends. `looks`: sums are read in between, which waits.
@@ -231,7 +111,7 @@ TEST_CASE("all that queries have paid since a prompt, without rounds, and one be
     CHECK(pools.differences == 0);
 }
 
-TEST_CASE("a round without what it goes by says so, and a captured attention is refused") {
+TEST_CASE("a round without what it goes by says so") {
     observing_pools pools;
     kv_policy policy = policy_of(KV_SCORER_H2O);
     policy.every = 0;
@@ -241,21 +121,20 @@ TEST_CASE("a round without what it goes by says so, and a captured attention is 
     pools.step({{&sequence, 70, 70}});
     CHECK(pools.compress(sequence, nullptr) == KV_OK);
     CHECK(pools.rounds == 0);
-    kv_step* steps[2];
-    const std::vector<twin_append> items = {{&sequence, 1, 1}};
-    pools.begin(items, steps);
-    twin_tensor rows = pools.make_tensor(1, 4, 64), out = pools.make_tensor(1, 4, 64);
-    twin_tensor keys = pools.make_tensor(1, 2, 64);
-    pools.write(steps, 0, keys, keys);
-    pools.host.fake.begin_capture(pools.host.stream);
-    kv_attend_options options = KV_INIT(kv_attend_options);
-    CHECK(kv_attend(steps[0], 0, &rows.on_device, &out.on_device, &options) == KV_UNSUPPORTED);
-    CHECK(message_has("KV_ATTEND_NO_STATISTICS"));
-    options.flags = KV_ATTEND_NO_STATISTICS;
-    CHECK(kv_attend(steps[0], 0, &rows.on_device, &out.on_device, &options) == KV_OK);
-    pools.host.fake.end_capture(pools.host.stream);
-    pools.cancel(steps);
 }
+
+namespace {
+
+/// Of those that a launch is about.
+kernels::observe_item& first_item(observing_pools& pools, const kernels::observe_parameters& call) {
+    const auto of_device = [&]<class type>(const type* address, uint32_t count) {
+        return pools.host.fake.memory_of<type>(reinterpret_cast<device_pointer>(address), count);
+    };
+    const uint32_t first = of_device(call.wave, 1)->first_item;
+    return of_device(call.items, first + 1)[first];
+}
+
+}  // namespace
 
 TEST_CASE("what is observed wrongly is found by the comparison with the CPU pool") {
     observing_pools pools;
@@ -271,7 +150,14 @@ TEST_CASE("what is observed wrongly is found by the comparison with the CPU pool
     }
     SUBCASE("sums that begin anew") {
         pools.faults.observe = [&](kernels::observe_parameters& call) {
-            if (++number == 20) call.items[0].before = kernels::no_sums;
+            if (++number == 20) first_item(pools, call).before = kernels::no_array;
+        };
+    }
+    SUBCASE("sums in the array of a step before") {
+        pools.faults.observe = [&](kernels::observe_parameters& call) {
+            if (++number != 20) return;
+            kernels::observe_item& item = first_item(pools, call);
+            std::swap(item.array, item.before);
         };
     }
     SUBCASE("sums that stay behind where their slots have moved") {
