@@ -1,7 +1,8 @@
 // Statistics of queries, gathered as kv_attend passes over them (retention/query_statistics.hpp
 // says what they are): each row is rotated back to before its position, and summed by query head
 // and band. A step's sums are pending until the next launch, which adds them to the totals of their
-// sequence if the step has not been cancelled; then, or in a round, means and covariances are made.
+// sequence if they are those of the step that the list names, which a cancelled one is not; or
+// until a round, when means and covariances are made.
 //
 // A block of threads has one query head of one sequence, and its sums: nobody else reads or writes
 // them. Sums of up to 16 rows have the bits of the CPU's.
@@ -17,13 +18,13 @@ inline constexpr uint32_t gather_threads = 128;
 inline constexpr uint32_t gather_rows = 16;  ///< that are summed in a register
 inline constexpr uint32_t query_sums = 6;    ///< arrays, as query_sums of the library
 inline constexpr uint32_t most_bands = most_dim;
-inline constexpr uint32_t most_gathered = 32;  ///< sequences of a launch
+inline constexpr uint32_t begins_anew = 1u << 31;
 
 /// What is known of one query head of a sequence.
 struct query_count {
     uint64_t tokens;   ///< in the totals; 0: they hold nothing
     uint32_t pending;  ///< rows in the pending sums; 0: there are none
-    uint32_t unused;
+    uint32_t step;     ///< whose they are
 };
 
 /// Sums of all sequences: each place has query_sums arrays of `length` bands, and `heads` counts.
@@ -35,18 +36,16 @@ struct query_memory {
     uint64_t heads = 0;  ///< of all layers
 };
 
-/// One sequence of a launch over a layer.
+/// An item of a step in a layer, as listed.
 struct gathered_item {
-    uint64_t position;  ///< of its first row
+    /// no_sequence: it gathers nothing. With begins_anew: nothing of what is there is this
+    /// sequence's.
     uint32_t place;
-    uint32_t first_row, rows;
-    uint32_t begins;  ///< 1: nothing of what is there is this sequence's
-    uint32_t counts;  ///< 1: what is pending counts
-    uint32_t unused;
+    uint32_t counted;  ///< the step whose pending sums count
 };
 
-/// Launch gather_queries with count * heads blocks of gather_threads threads and
-/// gather_shared_bytes; parameters are passed by value, items and all.
+/// Launch gather_queries with a block of gather_threads threads and gather_shared_bytes for each
+/// query head of as many items as the step may have.
 struct query_parameters {
     query_memory memory;
     uint64_t first_band = 0;  ///< of the layer, in each array
@@ -58,9 +57,11 @@ struct query_parameters {
     uint32_t rotated = 0;
     bool interleaved = false;
     float inverse_factor = 1.0f;  ///< of the attention factor
-    uint32_t count = 0;
-    double turns[most_dim / 2] = {};  ///< [rotated], of a position
-    gathered_item items[most_gathered] = {};
+    const gathered_item* items = nullptr;
+    const uint32_t* step = nullptr;         ///< its number, of which items have those before
+    const uint32_t* query_start = nullptr;  ///< first rows of items, and of the one behind them
+    const uint32_t* positions = nullptr;    ///< of rows
+    double turns[most_dim / 2] = {};        ///< [rotated], of a position
 };
 inline constexpr uint32_t gather_shared_bytes = (1 + query_sums * gather_threads) * sizeof(float);
 
@@ -75,15 +76,16 @@ KVRT_BOTH head_sums_place place_of_head(const query_memory& memory, uint64_t fir
             uint64_t{place} * memory.heads + first_head + head};
 }
 
-/// Adds pending sums to the totals, if they count and all are finite. All threads call it; returns
-/// the tokens that the totals are of. Shared memory is free behind it.
+/// Adds pending sums to the totals, if they are of the step that counts and all are finite. All
+/// threads call it; returns the tokens that the totals are of. Shared memory is free behind it.
 template <class Cx>
 KVRT_DEVICE uint64_t fold_pending(const query_memory& memory, const head_sums_place& at,
-                                  uint32_t bands, bool begins, bool counts) {
+                                  uint32_t bands, bool begins, uint32_t counted) {
     const query_count known{Cx::template load<uint64_t>(&memory.counts[at.count].tokens),
-                            Cx::template load<uint32_t>(&memory.counts[at.count].pending), 0};
+                            Cx::template load<uint32_t>(&memory.counts[at.count].pending),
+                            Cx::template load<uint32_t>(&memory.counts[at.count].step)};
     const uint64_t tokens = begins ? 0 : known.tokens;
-    if (begins || !counts || known.pending == 0) return tokens;
+    if (begins || known.step != counted || known.pending == 0) return tokens;
     uint32_t* const odd = reinterpret_cast<uint32_t*>(Cx::shared());
     if (Cx::thread() == 0) Cx::store(odd, 0u);
     Cx::barrier();
@@ -127,6 +129,12 @@ KVRT_DEVICE void turn_to_cos_sin(float turn, float& cosine, float& sine) {
     cosine = (odd ? s : c) * (((count + 1) & 2) != 0 ? -1.0f : 1.0f);
 }
 
+/// Rows of an item, the first at a position.
+struct gathered_rows {
+    uint64_t position;
+    uint32_t first_row, rows;
+};
+
 /// Sums of one band.
 struct band_sums {
     float of[query_sums] = {};
@@ -146,7 +154,7 @@ KVRT_DEVICE float query_at(const query_parameters& call, uint32_t row, uint32_t 
 
 /// Adds up to gather_rows rows, from row `first` of the item on.
 template <class Cx>
-KVRT_DEVICE void add_rows(const query_parameters& call, const gathered_item& item, uint32_t head,
+KVRT_DEVICE void add_rows(const query_parameters& call, const gathered_rows& item, uint32_t head,
                           uint32_t band, uint32_t first, band_sums& sums) {
     const uint32_t left = item.rows - first, rows = left < gather_rows ? left : gather_rows;
     const bool rotated = band < call.rotated;
@@ -190,13 +198,20 @@ KVRT_DEVICE void add_rows(const query_parameters& call, const gathered_item& ite
 /// The kernel.
 template <class Cx>
 KVRT_DEVICE void gather_queries(const query_parameters& call) {
-    const uint32_t head = Cx::block() % call.heads;
-    const gathered_item item = call.items[Cx::block() / call.heads];
+    const uint32_t head = Cx::block() % call.heads, index = Cx::block() / call.heads;
+    const auto load = [](const uint32_t* from) {
+        return Cx::template load_constant<uint32_t>(from);
+    };
+    const uint32_t place = load(&call.items[index].place);
+    if (place == no_sequence) return;
+    const uint32_t first_row = load(call.query_start + index);
+    const gathered_rows item{load(call.positions + first_row), first_row,
+                             load(call.query_start + index + 1) - first_row};
     const query_memory& memory = call.memory;
-    const head_sums_place at =
-        place_of_head(memory, call.first_band, call.first_head, call.bands, item.place, head);
-    const uint64_t tokens =
-        fold_pending<Cx>(memory, at, call.bands, item.begins != 0, item.counts != 0);
+    const head_sums_place at = place_of_head(memory, call.first_band, call.first_head, call.bands,
+                                             place & ~begins_anew, head);
+    const uint64_t tokens = fold_pending<Cx>(memory, at, call.bands, (place & begins_anew) != 0,
+                                             load(&call.items[index].counted));
     // Parts of the threads have a band each, and sixteen rows after sixteen rows in turn.
     const uint32_t width = call.bands < gather_threads ? call.bands : gather_threads;
     const uint32_t parts = gather_threads / width;
@@ -229,6 +244,7 @@ KVRT_DEVICE void gather_queries(const query_parameters& call) {
     if (Cx::thread() != 0) return;
     Cx::store(&memory.counts[at.count].tokens, tokens);
     Cx::store(&memory.counts[at.count].pending, item.rows);
+    Cx::store(&memory.counts[at.count].step, load(call.step));
 }
 
 /// One lane of one sequence in a round: its query heads' sums become means and covariances, in the
@@ -237,7 +253,7 @@ struct moments_lane {
     uint64_t first_band;  ///< of the lane's first query head
     uint64_t first_head;
     uint32_t place;
-    uint32_t counts;  ///< as gathered_item's; no_sequence: the lane's are given
+    uint32_t counted;  ///< as gathered_item's; no_sequence: the lane's are given
 };
 
 /// Launch make_moments with count * heads blocks of gather_threads threads and gather_shared_bytes.
@@ -253,14 +269,14 @@ struct moments_parameters {
 template <class Cx>
 KVRT_DEVICE void make_moments(const moments_parameters& call) {
     const moments_lane& lane = call.lanes[Cx::block() / call.heads];
-    const uint32_t counts = Cx::template load_constant<uint32_t>(&lane.counts);
-    if (counts == no_sequence) return;
+    const uint32_t counted = Cx::template load_constant<uint32_t>(&lane.counted);
+    if (counted == no_sequence) return;
     const query_memory& memory = call.memory;
     const head_sums_place at =
         place_of_head(memory, Cx::template load_constant<uint64_t>(&lane.first_band),
                       Cx::template load_constant<uint64_t>(&lane.first_head), call.bands,
                       Cx::template load_constant<uint32_t>(&lane.place), Cx::block() % call.heads);
-    const uint64_t tokens = fold_pending<Cx>(memory, at, call.bands, false, counts != 0);
+    const uint64_t tokens = fold_pending<Cx>(memory, at, call.bands, false, counted);
     Cx::barrier();  // what was pending has been added
     const double inverse = tokens == 0 ? 0.0 : 1.0 / static_cast<double>(tokens);
     for (uint32_t band = Cx::thread(); band < call.bands; band += gather_threads) {

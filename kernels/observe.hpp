@@ -1,11 +1,13 @@
 // What attention gave each slot, added up once the sums of its weights are known
 // (attention/observe.cpp), from the weights that it kept (attend.hpp): for every KV head of every
-// sequence of a step in one launch.
+// sequence of a step in one launch, by lists, so that a captured one serves any step.
 //
 // A thread has two slots and adds the query vectors that count in their order, so sums have the
 // same bits whatever else runs; nothing is added atomically. Layers with a window have no
 // observers.
 #pragma once
+
+#include <type_traits>
 
 #include "kernels/attend_vectors.hpp"
 #include "kernels/compact.hpp"
@@ -14,46 +16,58 @@ namespace kvrt::kernels {
 
 inline constexpr uint32_t observe_threads = 128;
 inline constexpr uint32_t observe_stretch = 2 * observe_threads;  ///< slots of a block of threads
-inline constexpr uint32_t observed_at_once = 48;                  ///< parameters take up to 4 KiB
+inline constexpr uint32_t most_observe_blocks = 4096;             ///< more would have nothing to do
+inline constexpr uint32_t no_array = 0xffffffffu;
 
-/// Rows of one sequence; row r sees the slots below slots - (rows - 1 - r). Weights are kept of
-/// rows [first_kept, end_kept), from entry kept * query_heads on.
+/// Sums of one sequence. Rows that count are those of which weights are kept; the last row of the
+/// step sees all slots, the row r rows before it r less.
 struct observe_item {
-    uint64_t sums;    ///< place of KV head 0's slot 0; those of the next are sums_stride further
-    uint64_t before;  ///< likewise, what they begin with; no_sums: 0
-    uint32_t kept;
-    uint32_t slots;
-    uint32_t slots_before;  ///< slots that have a sum before
-    uint32_t rows;
-    uint32_t first_row;  ///< rows before it do not count
-    uint32_t first_kept, end_kept;
-    uint32_t begins;         ///< 0: sums go on from what an earlier launch left in them
-    uint32_t before_decays;  ///< with all rows that count
+    uint32_t array;           ///< where sums go
+    uint32_t before;          ///< likewise, what they begin with; no_array: 0
+    uint32_t slots;           ///< that get one
+    uint32_t slots_before;    ///< that have one before
+    uint32_t rows_of_decay;   ///< with so many rows what was before decays
+    uint32_t first_sequence;  ///< of attention's, as listed in this wave
+    uint32_t sequences;
+    uint32_t first_stretch;  ///< of all stretches of the wave
     /// Instead of a weight, count 1 where it is at least 1 / (slots that the row sees).
     uint32_t counts;
     float log2_decay;  ///< of what a row counts after each row behind it; 0: no less
-    uint32_t unused;
 };
 
-/// Launch with observe_blocks(count, kv_heads, most_slots) blocks of observe_threads threads.
-/// Writes sums of slots [0, slots).
+/// Items of a wave of attention.
+struct observe_wave {
+    uint32_t first_item, items;
+    uint32_t stretches;
+    uint32_t step;  ///< its number, or what is left of it in 32 bits
+};
+
+/// Launch with `blocks` blocks of observe_threads threads: any number, observe_blocks(...) is
+/// enough. Writes sums of slots [0, slots) of every item.
 struct observe_parameters {
     kept_weights kept;
-    float* sums = nullptr;
-    uint64_t sums_stride = 0;
-    uint32_t count = 0;
+    float* sums = nullptr;     ///< of KV head 0 of the lane, in array 0
+    uint64_t sums_stride = 0;  ///< between KV heads
+    uint64_t array_stride = 0;
+    /// Of every array, KV head and stretch the step that wrote it last. Sums go on from those of
+    /// another launch of the same step.
+    uint32_t* marks = nullptr;  ///< of KV head 0 of the lane, in array 0
+    uint64_t marks_stride = 0;  ///< between KV heads
+    uint64_t marks_array_stride = 0;
+    const attend_sequence* sequences = nullptr;  ///< of the view
+    const observe_item* items = nullptr;
+    const observe_wave* wave = nullptr;
     uint32_t kv_heads = 0;
     uint32_t group = 1;  ///< query heads of a KV head
-    uint32_t most_slots = 0;
-    observe_item items[observed_at_once] = {};  ///< [count]
+    uint32_t blocks = 0;
+    uint32_t unused = 0;
 };
-static_assert(sizeof(observe_parameters) <= 4096);
 
-KVRT_BOTH constexpr uint32_t observe_stretches(uint32_t most_slots) {
-    return most_slots / observe_stretch + (most_slots % observe_stretch != 0 ? 1 : 0);
+KVRT_BOTH constexpr uint32_t observe_stretches(uint32_t slots) {
+    return slots / observe_stretch + (slots % observe_stretch != 0 ? 1 : 0);
 }
-constexpr uint32_t observe_blocks(uint32_t items, uint32_t kv_heads, uint32_t most_slots) {
-    return items * kv_heads * observe_stretches(most_slots);
+constexpr uint32_t observe_blocks(uint32_t stretches, uint32_t kv_heads) {
+    return stretches < most_observe_blocks / kv_heads ? stretches * kv_heads : most_observe_blocks;
 }
 
 /// What a row counts with so many rows behind it.
@@ -66,53 +80,36 @@ KVRT_DEVICE float decayed(const observe_item& item, uint32_t rows) {
 /// The sums of a thread's two slots before any row.
 template <class Cx>
 KVRT_DEVICE void begin_sums(const observe_parameters& call, const observe_item& item, uint32_t head,
-                            uint32_t slot, float (&sums)[2]) {
-    const uint64_t row = head * call.sums_stride;
-    uint32_t known = item.slots;
-    const float* from = call.sums + item.sums + row;
-    float factor = 1.0f;
-    if (item.begins != 0) {
-        known = item.before == no_sums ? 0 : item.slots_before;
-        from = item.before == no_sums ? nullptr : call.sums + item.before + row;
-        const uint32_t counted = item.first_row < item.rows ? item.rows - item.first_row : 0;
-        if (item.before_decays != 0) factor = decayed<Cx>(item, counted);
-    }
+                            uint32_t slot, bool goes_on, float (&sums)[2]) {
+    const uint32_t array = goes_on ? item.array : item.before;
+    const uint32_t known = array == no_array ? 0 : goes_on ? item.slots : item.slots_before;
+    const float factor = goes_on ? 1.0f : decayed<Cx>(item, item.rows_of_decay);
+    const float* const from =
+        call.sums + (array == no_array ? 0 : array * call.array_stride + head * call.sums_stride);
     KVRT_UNROLL
     for (uint32_t i = 0; i < 2; ++i) {
         sums[i] = slot + i < known ? factor * Cx::template load<float>(from + slot + i) : 0.0f;
     }
 }
 
-/// The kernel.
+/// Adds the kept rows of a listed sequence.
 template <class Cx>
-KVRT_DEVICE void observe_rows(const observe_parameters& call) {
-    const uint32_t stretches = observe_stretches(call.most_slots);
-    const uint32_t slot = Cx::block() % stretches * observe_stretch + 2 * Cx::thread();
-    const uint32_t head = Cx::block() / stretches % call.kv_heads;
-    const uint32_t index = Cx::block() / stretches / call.kv_heads;
-    if (index >= call.count) return;
-    const observe_item& item = call.items[index];
-    if (slot >= item.slots) return;
-    float sums[2];
-    begin_sums<Cx>(call, item, head, slot, sums);
-
+KVRT_DEVICE void add_kept_rows(const observe_parameters& call, const observe_item& item,
+                               const attend_sequence& sequence, uint32_t head, uint32_t slot,
+                               float (&sums)[2]) {
     const uint32_t query_heads = call.kv_heads * call.group;
-    const uint64_t first = uint64_t{item.kept} * query_heads;
-    const uint64_t step = uint64_t{item.end_kept - item.first_kept} * query_heads;
-    const uint32_t groups =
-        (item.slots - (item.rows - item.end_kept) + slots_of_group - 1) / slots_of_group;
+    const uint64_t first = uint64_t{sequence.kept} * query_heads;
+    const uint64_t step = uint64_t{sequence.kept_rows} * query_heads;
+    const uint32_t groups = (sequence.slots + slots_of_group - 1) / slots_of_group;
     const uint64_t in_group = first + slot / slots_of_group * step;
     const float* const log_sums = call.kept.largest + first + groups * step;
-
-    const uint32_t first_row = item.first_row > item.first_kept ? item.first_row : item.first_kept;
-    for (uint32_t row = first_row; row < item.end_kept; ++row) {
-        const uint32_t seen = item.slots - (item.rows - 1 - row);
+    for (uint32_t row = 0; row < sequence.kept_rows; ++row) {
+        const uint32_t seen = sequence.slots - (sequence.kept_rows - 1 - row);
         if (slot >= seen) continue;
-        const float row_factor = decayed<Cx>(item, item.rows - 1 - row);
+        const float row_factor = decayed<Cx>(item, item.slots - seen);
         const float threshold = row_factor / static_cast<float>(seen);
         for (uint32_t g = 0; g < call.group; ++g) {
-            const uint64_t vector =
-                uint64_t{row - item.first_kept} * query_heads + head * call.group + g;
+            const uint64_t vector = uint64_t{row} * query_heads + head * call.group + g;
             const float log_sum = Cx::template load_constant<float>(log_sums + vector);
             // Logits that sum up to nothing finite say nothing of any slot.
             if ((Cx::f32_to_bits(log_sum) & 0x7f800000u) == 0x7f800000u) continue;
@@ -133,10 +130,61 @@ KVRT_DEVICE void observe_rows(const observe_parameters& call) {
             }
         }
     }
-    float* const out = call.sums + item.sums + head * call.sums_stride + slot;
+}
+
+/// One stretch of a KV head.
+template <class Cx>
+KVRT_DEVICE void observe_slots(const observe_parameters& call, const observe_item& item,
+                               uint32_t head, uint32_t stretch, uint32_t step) {
+    uint32_t* const mark =
+        call.marks + item.array * call.marks_array_stride + head * call.marks_stride + stretch;
+    const bool goes_on = Cx::template load<uint32_t>(mark) == step;
+    Cx::barrier();  // all have looked
+    if (Cx::thread() == 0) Cx::store(mark, step);
+    const uint32_t slot = stretch * observe_stretch + 2 * Cx::thread();
+    if (slot >= item.slots) return;
+    float sums[2];
+    begin_sums<Cx>(call, item, head, slot, goes_on, sums);
+    for (uint32_t i = 0; i < item.sequences; ++i) {
+        const attend_sequence sequence =
+            load_sequence<Cx>(call.sequences + item.first_sequence + i);
+        add_kept_rows<Cx>(call, item, sequence, head, slot, sums);
+    }
+    float* const out = call.sums + item.array * call.array_stride + head * call.sums_stride + slot;
     KVRT_UNROLL
     for (uint32_t i = 0; i < 2; ++i) {
         if (slot + i < item.slots) Cx::store(out + i, sums[i]);
+    }
+}
+
+/// The kernel.
+template <class Cx>
+KVRT_DEVICE void observe_rows(const observe_parameters& call) {
+    const auto load = [](const auto& from) {
+        return Cx::template load_constant<std::decay_t<decltype(from)>>(&from);
+    };
+    const uint32_t first = load(call.wave->first_item), items = load(call.wave->items);
+    const uint32_t units = load(call.wave->stretches) * call.kv_heads;
+    if (items == 0 || items == no_sequence) return;
+    for (uint32_t unit = Cx::block(); unit < units; unit += call.blocks) {
+        const uint32_t stretch = unit / call.kv_heads;
+        uint32_t index = first, end = first + items;  // the last item that begins at it, or before
+        while (end - index > 1) {
+            const uint32_t middle = (index + end) / 2;
+            if (load(call.items[middle].first_stretch) <= stretch) {
+                index = middle;
+            } else {
+                end = middle;
+            }
+        }
+        const observe_item& from = call.items[index];
+        const observe_item item{load(from.array),         load(from.before),
+                                load(from.slots),         load(from.slots_before),
+                                load(from.rows_of_decay), load(from.first_sequence),
+                                load(from.sequences),     load(from.first_stretch),
+                                load(from.counts),        load(from.log2_decay)};
+        observe_slots<Cx>(call, item, unit % call.kv_heads, stretch - item.first_stretch,
+                          load(call.wave->step));
     }
 }
 

@@ -96,6 +96,8 @@ const (
 	CUDAScoreMeasured CUDAScoreMethod = C.KV_CUDA_SCORE_MEASURED // whichever is faster
 
 	cudaScoringTF32 = uint32(C.KV_CUDA_SCORING_TF32)
+
+	cudaTablesAttended = uint32(C.KV_CUDA_TABLES_ATTENDED)
 )
 
 // CUDAScoring is how keys are scored by TriAttention.
@@ -185,12 +187,23 @@ type CUDATables struct {
 // CUDATables are those of a layer's lane, from Reserve until the step's end. kvHead is 0 but with
 // LayerLanePerHead. The layer counts as written.
 func (s Step) CUDATables(layer, kvHead uint32) (CUDATables, error) {
+	return s.cudaTables(layer, kvHead, 0)
+}
+
+// CUDATablesAttended are the same in a step that replays a graph in which the layer's attention was
+// captured with statistics: what it observes and gathers counts.
+func (s Step) CUDATablesAttended(layer, kvHead uint32) (CUDATables, error) {
+	return s.cudaTables(layer, kvHead, cudaTablesAttended)
+}
+
+func (s Step) cudaTables(layer, kvHead, flags uint32) (CUDATables, error) {
 	step, err := s.enter()
 	if err != nil {
 		return CUDATables{}, err
 	}
 	defer s.pool.leave()
-	got := C.kvgo_cuda_step_tables(step.handle, C.uint32_t(layer), C.uint32_t(kvHead))
+	got := C.kvgo_cuda_step_tables(step.handle, C.uint32_t(layer), C.uint32_t(kvHead),
+		C.uint32_t(flags))
 	if err := s.pool.failure(got.result); err != nil {
 		return CUDATables{}, err
 	}

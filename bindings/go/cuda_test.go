@@ -70,6 +70,8 @@ func TestPoolOnCPUTakesNothingOfADevice(t *testing.T) {
 	must(t, err)
 	_, err = step.CUDATables(0, 0)
 	refused(t, err, ErrInvalid, "")
+	_, err = step.CUDATablesAttended(0, 0)
+	refused(t, err, ErrInvalid, "on the CPU")
 	nowhere := DeviceTensor{Address: 4096, Type: TypeF16, Rows: 1, Heads: kvHeads, Dim: keyDim}
 	refused(t, step.WriteOnDevice(0, nowhere, nowhere), ErrInvalid, "on the CPU")
 	refused(t, step.AttendOnDevice(0, nowhere, nowhere, 0), ErrInvalid, "on the CPU")

@@ -241,6 +241,7 @@ func TestConstants(t *testing.T) {
 	add("KV_LIVE_POOLS", LivePools)
 	add("KV_LIVE_SEQUENCES", LiveSequences)
 	add("KV_LIVE_STEPS", LiveSteps)
+	add("KV_CUDA_TABLES_ATTENDED", cudaTablesAttended)
 	add("KV_CUDA_SCORE_KERNEL", CUDAScoreKernel)
 	add("KV_CUDA_SCORE_PRODUCTS", CUDAScoreProducts)
 	add("KV_CUDA_SCORE_MEASURED", CUDAScoreMeasured)

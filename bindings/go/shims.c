@@ -289,8 +289,10 @@ kvgo_result kvgo_cuda_step_use_stream(uintptr_t step, uintptr_t stream) {
     return finish(kv_cuda_step_use_stream(step_of(step), (struct CUstream_st*)stream));
 }
 
-kvgo_cuda_tables kvgo_cuda_step_tables(uintptr_t step, uint32_t layer, uint32_t kv_head) {
+kvgo_cuda_tables kvgo_cuda_step_tables(uintptr_t step, uint32_t layer, uint32_t kv_head,
+                                       uint32_t flags) {
     kv_cuda_tables tables = KV_INIT(kv_cuda_tables);
+    tables.flags = flags;
     tables.kv_head = kv_head;
     kvgo_cuda_tables out = {{KV_OK, NULL}, 0, 0, 0, 0, 0, 0, 0};
     out.result = finish(kv_cuda_step_tables(step_of(step), layer, &tables));

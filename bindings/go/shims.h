@@ -190,7 +190,8 @@ kvgo_result kvgo_cuda_seq_set_scores(uintptr_t pool, kv_seq seq, uint32_t layer,
                                      uint64_t first_position, uint64_t tokens, uintptr_t scores,
                                      uintptr_t stream);
 kvgo_result kvgo_cuda_step_use_stream(uintptr_t step, uintptr_t stream);
-kvgo_cuda_tables kvgo_cuda_step_tables(uintptr_t step, uint32_t layer, uint32_t kv_head);
+kvgo_cuda_tables kvgo_cuda_step_tables(uintptr_t step, uint32_t layer, uint32_t kv_head,
+                                       uint32_t flags);
 kvgo_result kvgo_write_on_device(uintptr_t step, uint32_t layer, kvgo_device_tensor keys,
                                  kvgo_device_tensor values);
 kvgo_result kvgo_attend_on_device(uintptr_t step, uint32_t layer, kvgo_device_tensor queries,

@@ -35,11 +35,12 @@
  * be, and recoding_error NaN. Allocators by scores (ADAPTIVE, THRESHOLD: only the device would know
  * how many tokens stay) are UNSUPPORTED.
  *
- * Attention is observed there, as kv_attend enqueues it; while its stream is captured that is
- * UNSUPPORTED, unless KV_ATTEND_NO_STATISTICS leaves it out, so that replayed steps observe
- * nothing. lost_attention is NaN then, and a fork copies what was observed, on the stream of an
- * open step (which must not be captured) or one of the pool's. max_observed_sequences takes device
- * memory when the pool is created: for each of them 12 bytes for every KV head and token of
+ * Attention is observed there, as kv_attend enqueues it, or as a graph is replayed that it was
+ * captured in: see KV_CUDA_TABLES_ATTENDED. What a step observes is settled when it is reserved: a
+ * policy that is set later, with its sequence in the step, is observed from the next one on.
+ * lost_attention is NaN then, and a fork copies what was observed, on the stream of an open step
+ * (which must not be captured) or one of the pool's. max_observed_sequences takes device memory
+ * when the pool is created: for each of them 12 bytes for every KV head and token of
  * max_tokens_per_sequence that a policy may choose, and room for a step's weights.
  *
  * Scores that the host gives (kv_seq_set_scores) are copied in the call, and go up behind all that
@@ -50,9 +51,9 @@
  *
  * Statistics of queries are gathered as kv_attend is called. The first sequence that may gather
  * them takes device memory: for each of max_sequences 72 bytes for every band of every query head,
- * and 16 for the head. In a captured step that is UNSUPPORTED, unless KV_ATTEND_NO_STATISTICS
- * leaves them out: replayed steps gather nothing. A fork copies them, on the stream of an open step
- * (which must not be captured then) or one of the pool's.
+ * and 16 for the head. Graphs that kv_attend was captured in after that gather them, too. A fork
+ * copies them, on the stream of an open step (which must not be captured then) or one of the
+ * pool's.
  *
  * With KV_POOL_DEBUG blocks are filled on a stream of the pool's while no step uses them, which
  * whatever is enqueued next waits for. Where that is captured, and where an elastic pool gives
@@ -62,7 +63,8 @@
  * the tables on the device (see kv_cuda_tables), which takes as much there: for each of two steps
  * and each lane, max_step_sequences rows of max_tokens_per_sequence / block_tokens words of 4
  * bytes, and max_step_tokens of 20; for each layer up to 64 pieces of 16 to 40 bytes a sequence, of
- * what kv_attend does. Nor do they count what the first policy takes, or matrix products.
+ * what kv_attend does, 8 of what it gathers and, in pools that observe, 56 of that. Nor do they
+ * count what the first policy takes, or matrix products.
  *
  * Once the device has failed, every call that needs it returns KV_DEVICE with the name of the first
  * CUDA error: release the pool. kv_step_end does so also where the step has ended, and only rounds
@@ -131,6 +133,13 @@ KV_API KV_MUST_CHECK kv_status kv_cuda_pool_create(const kv_pool_config *config,
  * are in flight), DEVICE. Threads: external. */
 KV_API KV_MUST_CHECK kv_status kv_cuda_step_use_stream(kv_step *step, struct CUstream_st *stream);
 
+enum {
+    /* in: this step replays a graph in which the layer's kv_attend was captured without
+       KV_ATTEND_NO_STATISTICS: what it observes and gathers counts. INVALID where none was, in this
+       place, or only before a sequence first gathered statistics of queries, as one does now */
+    KV_CUDA_TABLES_ATTENDED = 1u << 0
+};
+
 /* Tables of a step in device memory, as kv_step_export fills them, for a layer's lane. There are
  * two sets of them, one for each step that can be open at once; the addresses of a set never
  * change, so that kernels on them can be captured in a graph, one for each set. kv_step_reserve
@@ -138,7 +147,7 @@ KV_API KV_MUST_CHECK kv_status kv_cuda_step_use_stream(kv_step *step, struct CUs
  * stream gets next. What items, rows and blocks a step does not have is marked. Constants come from
  * kv_step_export (with no buffers: once, they stay too). */
 typedef struct kv_cuda_tables {
-    uint32_t struct_size, flags;
+    uint32_t struct_size, flags; /* KV_CUDA_TABLES_* */
     const void *next;
     uint32_t kv_head;            /* in: as in kv_tables */
     uint32_t place;              /* out: which set, 0 or 1 */

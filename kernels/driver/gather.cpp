@@ -1,10 +1,15 @@
 #include "driver/gather.hpp"
 
-#include <algorithm>
+#include <cstddef>
 
 namespace kvrt::cuda {
 
 using namespace kernels;
+
+// The seam's list is the kernel's.
+static_assert(sizeof(kvrt_gather_item) == sizeof(gathered_item));
+static_assert(offsetof(kvrt_gather_item, counted) == offsetof(gathered_item, counted));
+static_assert(KVRT_GATHER_BEGINS == begins_anew);
 
 query_memory query_memory_of(const kvrt_query_memory& memory) {
     return {memory.totals, memory.pending, static_cast<query_count*>(memory.counts), memory.length,
@@ -27,7 +32,7 @@ status query_gatherer::create(device_context& device, kernel_functions& function
 }
 
 status query_gatherer::run(kernel_functions& functions, stream_handle stream,
-                           kvrt_gather_queries& gathered) {
+                           const kvrt_gather_queries& gathered) {
     query_parameters call;
     call.memory = query_memory_of(gathered.memory);
     call.first_band = gathered.first_band;
@@ -44,18 +49,12 @@ status query_gatherer::run(kernel_functions& functions, stream_handle stream,
     for (uint32_t i = 0; i < call.rotated; ++i) {
         call.turns[i] = gathered.inverse_frequencies[i] * 0.15915494309189535;  // 1 / (2 pi)
     }
-    for (uint32_t first = 0; first < gathered.count; first += most_gathered) {
-        call.count = std::min(most_gathered, gathered.count - first);
-        for (uint32_t i = 0; i < call.count; ++i) {
-            const kvrt_gather_item& from = gathered.items[first + i];
-            call.items[i] = {from.position, from.place, from.first_row, from.rows, from.begins,
-                             from.counts,   0};
-        }
-        KVRT_TRY(functions.launch(gather_, call.count * call.heads, gather_threads,
-                                  gather_shared_bytes, stream, &call));
-        gathered.done = first + call.count;
-    }
-    return KV_OK;
+    call.items = reinterpret_cast<const gathered_item*>(gathered.items);
+    call.step = gathered.step;
+    call.query_start = gathered.query_start;
+    call.positions = gathered.positions;
+    return functions.launch(gather_, gathered.count * call.heads, gather_threads,
+                            gather_shared_bytes, stream, &call);
 }
 
 }  // namespace kvrt::cuda

@@ -20,7 +20,8 @@ class query_gatherer {
     status create(device_context& device, kernel_functions& functions, uint64_t places,
                   kvrt_query_memory& memory);
 
-    status run(kernel_functions& functions, stream_handle stream, kvrt_gather_queries& gathered);
+    status run(kernel_functions& functions, stream_handle stream,
+               const kvrt_gather_queries& gathered);
 
   private:
     device_buffer memory_;

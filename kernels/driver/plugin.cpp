@@ -11,6 +11,7 @@
 #include "driver/fills.hpp"
 #include "driver/gather.hpp"
 #include "driver/give.hpp"
+#include "driver/observe.hpp"
 #include "driver/rounds.hpp"
 #include "driver/table.hpp"
 #include "driver/verbs.hpp"
@@ -24,7 +25,7 @@ struct kvrt_device {
     device_context context;
     kernel_functions functions;
     device_buffer workspace;
-    device_buffer sums;
+    observed_sums sums;
     counter_array counters;
     arena_memory arena;
     device_table table;
@@ -167,10 +168,8 @@ kv_status create_workspace(kvrt_device* device, uint64_t bytes, void** out_addre
     return KV_OK;
 }
 
-kv_status create_sums(kvrt_device* device, uint64_t floats, float** out_address) {
-    KVRT_TRY(device->sums.allocate(device->context, floats * sizeof(float)));
-    *out_address = reinterpret_cast<float*>(device->sums.address());
-    return KV_OK;
+kv_status create_sums(kvrt_device* device, kvrt_sums_memory* memory) {
+    return device->sums.create(device->context, *memory);
 }
 
 kv_status write_rows(kvrt_device* device, uint64_t step, const kvrt_write_rows* call) {
@@ -204,7 +203,8 @@ kv_status fetch_counters(kvrt_device* device, uint64_t step) {
 
 kv_status begin_step(kvrt_device* device, uint64_t step, void* stream) {
     KVRT_TRY(device->fences.begin(step, static_cast<stream_handle>(stream)));
-    const status verdict = device->counters.begin(static_cast<stream_handle>(stream));
+    status verdict = device->counters.begin(static_cast<stream_handle>(stream));
+    if (verdict == KV_OK) verdict = device->sums.begin(static_cast<stream_handle>(stream));
     if (verdict < 0) (void)device->fences.record(step);  // it has nothing more to enqueue
     return verdict;
 }
@@ -239,7 +239,7 @@ kv_status gather_queries(kvrt_device* device, uint64_t step, kvrt_gather_queries
     KVRT_TRY(device->context.check(device->context.calls().stream_is_capturing(stream, &capture),
                                    "cuStreamIsCapturing"));
     call->captured = capture != capture_none ? 1 : 0;
-    if (call->captured != 0) return KV_OK;
+    if (call->captured == 0 && call->gathers == 0) return KV_OK;
     return device->queries.run(device->functions, stream, *call);
 }
 

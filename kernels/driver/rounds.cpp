@@ -296,7 +296,7 @@ round_runner::places round_runner::pack(round_share& mine, set_lists& sets) {
              phases_at / sizeof(double), row, static_cast<uint64_t>(scored.moments - mine.moments)},
             scored_lanes + i * scorer.lane_bytes);
         moments[i] = {scored.first_band, scored.first_query_head, scored.place,
-                      scored.gathered != 0 ? scored.counts : no_sequence};
+                      scored.gathered != 0 ? scored.counted : no_sequence};
         mine.gathers = mine.gathers || scored.gathered != 0;
         if (mine.reserves) {
             const uint64_t to = mine.ranges_at() + uint64_t{i} * mine.kv_heads * mine.stride;

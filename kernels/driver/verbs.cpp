@@ -6,6 +6,7 @@
 #include <cstring>
 
 #include "driver/attend_plan.hpp"
+#include "driver/observe.hpp"
 #include "format/position_rotation.hpp"
 #include "kernels/attend_decode.hpp"
 #include "kernels/attend_join.hpp"
@@ -170,7 +171,7 @@ kernels::rows_parameters parameters_of(const kvrt_attend_rows& rows) {
     float* const workspace = static_cast<float*>(rows.workspace);
     const uint64_t vectors = rows.most_partials * rows.query_heads;
     call.partials = {workspace, workspace + vectors, workspace + 2 * vectors};
-    if (rows.observed_count != 0) call.kept = kept_of(rows);
+    if (rows.observes != 0) call.kept = kept_of(rows);
     call.log_sum_exp = rows.log_sum_exp;
     call.query_heads = rows.query_heads;
     call.row_heads = rows.row_heads;
@@ -262,19 +263,14 @@ status launch_attend(kernel_functions& functions, stream_handle stream, bool cap
     if (rows.sealed != nullptr) KVRT_TRY(find_reader(functions, *rows.sealed, turns, readers[1]));
     kernels::rows_parameters call = parameters_of(rows);
     if (captured) {
-        if (rows.observed_count != 0) {
-            return fail(KV_UNSUPPORTED,
-                        "kv_attend: a sequence's policy wants its attention observed in this step, "
-                        "which is not captured on KV_DEVICE_CUDA in this version: attend outside "
-                        "of a capture, or with KV_ATTEND_NO_STATISTICS");
-        }
         kvrt_attend_wave wave;
         KVRT_TRY(wave_to_capture(rows, wave));
-        return launch_wave(functions, stream, rows, wave, readers, call);
+        KVRT_TRY(launch_wave(functions, stream, rows, wave, readers, call));
+        return launch_observe(functions, stream, true, rows, 0);
     }
     for (uint32_t i = 0; i < rows.wave_count; ++i) {
         KVRT_TRY(launch_wave(functions, stream, rows, rows.waves[i], readers, call));
-        KVRT_TRY(launch_observe(functions, stream, rows, i));
+        KVRT_TRY(launch_observe(functions, stream, false, rows, i));
     }
     return KV_OK;
 }

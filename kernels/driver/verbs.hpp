@@ -16,8 +16,6 @@ inline kernels::position_place sealed_positions_of(const kvrt_round_lane& lane) 
     return lane.sealed == nullptr ? kernels::position_place{}
                                   : positions_of(lane.sealed->positions);
 }
-/// Where attention keeps weights.
-kernels::kept_weights kept_of(const kvrt_attend_rows& rows);
 /// `table`: the words that the call is about.
 status launch_share(kernel_functions& functions, stream_handle stream, device_pointer table,
                     const kvrt_share_plans& plans);
@@ -26,10 +24,6 @@ status launch_write(kernel_functions& functions, stream_handle stream, const kvr
 
 status launch_seal(kernel_functions& functions, stream_handle stream,
                    const kvrt_seal_blocks& blocks);
-
-/// What rows of a wave pay to slots, from the weights that its attention has kept.
-status launch_observe(kernel_functions& functions, stream_handle stream,
-                      const kvrt_attend_rows& rows, uint32_t wave);
 
 /// `captured`: the stream is being captured.
 status launch_attend(kernel_functions& functions, stream_handle stream, bool captured,

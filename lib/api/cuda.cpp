@@ -76,7 +76,7 @@ kv_status kv_cuda_step_use_stream(kv_step* step, struct CUstream_st* stream) {
 kv_status kv_cuda_step_tables(kv_step* step, uint32_t layer, kv_cuda_tables* tables) {
     return call_step(step, [&]() -> status {
         kv_cuda_tables local;
-        KVRT_TRY(adopt(tables, 0, "tables (kv_cuda_tables)", local));
+        KVRT_TRY(adopt(tables, KV_CUDA_TABLES_ATTENDED, "tables (kv_cuda_tables)", local));
         KVRT_TRY(step_device_tables(step->core, layer, local));
         deliver(local, tables);
         return KV_OK;

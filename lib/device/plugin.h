@@ -141,6 +141,7 @@ typedef struct kvrt_attend_wave {
     uint32_t first_row_piece[2], row_pieces[2];
     uint32_t joined_rows; /* most of a sequence with partial results; 0: nothing is joined */
     uint32_t kept;        /* entries for weights, of all query heads */
+    uint32_t stretches;   /* of observed slots, which the library adds; plan_attention says 0 */
 } kvrt_attend_wave;
 
 /* The most that a step of so many items, rows, rows of an item and slots is cut into. */
@@ -171,15 +172,26 @@ typedef struct kvrt_attend_plan {
 } kvrt_attend_plan;
 
 /* What a sequence's rows pay to slots of a lane, as attend_observer of attention/attend.hpp, from
- * the weights that were kept of rows [first_kept, end_kept). By words: observe_item of kernels/.
- * Those of a wave follow each other. */
+ * the weights that were kept of them: a list, of one wave's behind the other's, and one of waves.
+ * By words: observe_item and observe_wave of kernels/. */
 typedef struct kvrt_observe_item {
-    uint64_t sums, before; /* places in the sums: of KV head 0; before: -1 for none */
-    uint32_t kept, slots, slots_before, rows, first_row, first_kept, end_kept;
-    uint32_t begins, before_decays, counts;
+    uint32_t array, before; /* of sums; before: -1 for none */
+    uint32_t slots, slots_before, rows_of_decay;
+    uint32_t first_sequence, sequences, first_stretch;
+    uint32_t counts;
     float log2_decay;
-    uint32_t wave;
 } kvrt_observe_item;
+typedef struct kvrt_observe_wave {
+    uint32_t first_item, items, stretches, step;
+} kvrt_observe_wave;
+#define KVRT_OBSERVE_STRETCH 256u /* slots */
+
+/* Sums of observed attention: arrays of `heads` rows of `slots` floats. In: sizes. */
+typedef struct kvrt_sums_memory {
+    uint64_t arrays, heads, slots;
+    float* sums;     /* out, of the device: [arrays][heads][slots], not filled */
+    uint32_t* marks; /* likewise, which step has written what; the kernel's */
+} kvrt_sums_memory;
 
 /* Rows of a step over a lane. A launch that is captured has grids for any step within `bounds`, but
  * for most_pieces at most, and LIMIT is returned where this one does not fit them, or takes more
@@ -197,11 +209,13 @@ typedef struct kvrt_attend_rows {
     kvrt_attend_bounds bounds;
     uint64_t most_partials; /* that the workspace is used for; even */
     void* workspace;        /* partial results, then as much as kept_entries say: 36 bytes each */
-    uint64_t kept_at, kept_entries;          /* bytes into the workspace; of one query head each */
-    const kvrt_observe_item* observed;       /* of the host; not while the stream is captured */
-    uint32_t observed_count, observed_items; /* observed_items are the library's */
-    float* sums;                             /* of the device */
-    uint64_t sums_stride;
+    uint64_t kept_at, kept_entries; /* bytes into the workspace; of one query head each */
+    /* What is observed is in the lists. Where it is asked for, a launch that is captured is there
+     * for any step, others if this one has items. */
+    uint32_t observes, first_head; /* of the lane, in the sums */
+    kvrt_sums_memory sums;
+    const kvrt_observe_item* observe_items;
+    const kvrt_observe_wave* observe_waves;
     kvrt_device_tensor queries, out;
     float* log_sum_exp; /* or NULL */
     uint32_t query_heads, row_heads;
@@ -226,27 +240,29 @@ typedef struct kvrt_query_memory {
     void* counts;           /* [places][heads][16 bytes] */
 } kvrt_query_memory;
 
-/* Rows of one sequence of a step. */
+/* An item of a step in a layer, by words as gathered_item of kernels/: of a list in the table. */
 typedef struct kvrt_gather_item {
-    uint64_t position; /* of its first row */
-    uint32_t place, first_row, rows;
-    uint32_t begins; /* 1: nothing of what is there is this sequence's */
-    uint32_t counts; /* 1: what is pending counts */
-    uint32_t unused;
+    uint32_t place;   /* -1: it gathers nothing; the highest bit: nothing of what is there counts */
+    uint32_t counted; /* the step whose pending sums count */
 } kvrt_gather_item;
+#define KVRT_GATHER_BEGINS (1u << 31)
 
-/* What kv_attend gathers of a layer. */
+/* What kv_attend gathers of a layer: a launch that is captured is there for any step of up to
+ * `count` items, others if this one gathers. */
 typedef struct kvrt_gather_queries {
     kvrt_query_memory memory;
     uint64_t first_band, first_head; /* of the layer */
     kvrt_device_tensor queries;
     uint32_t heads, bands, rotated, interleaved;
     double attention_factor;
-    const double* inverse_frequencies; /* of the host, with items */
-    const kvrt_gather_item* items;
+    const double* inverse_frequencies; /* of the host */
+    const kvrt_gather_item* items;     /* of the device, with what follows: in its table */
+    const uint32_t* step;              /* its number */
+    const uint32_t* query_start;       /* [count + 1] */
+    const uint32_t* positions;         /* of rows */
     uint32_t count;
-    uint32_t done;     /* out: so many items were enqueued, also when the call fails */
-    uint32_t captured; /* out: the stream is captured, and nothing was enqueued */
+    uint32_t gathers;  /* 1: some items do */
+    uint32_t captured; /* out: it was captured, instead of enqueued */
     uint32_t unused;
 } kvrt_gather_queries;
 
@@ -288,9 +304,9 @@ typedef struct kvrt_round_scores {
     const float* moments;
     uint32_t pool_width, pool_maximum; /* of scorers by observed attention */
     uint32_t spread;
-    /* 1: they are made first, of what kvrt_round.queries has in this place; `counts` as in
+    /* 1: they are made first, of what kvrt_round.queries has in this place; `counted` as in
      * kvrt_gather_item. */
-    uint32_t gathered, counts, place;
+    uint32_t gathered, counted, place;
     uint64_t first_band, first_query_head; /* of the lane */
     float prior_share, redundancy; /* BLEND's; RKV has the latter. As the policy says, or default */
     uint32_t samples;              /* 1: survivors are drawn, by scores */
@@ -461,8 +477,8 @@ typedef struct kvrt_plugin {
     kv_status (*share_plans)(kvrt_device* device, uint64_t step, const kvrt_share_plans* call);
     /* Memory for partial results; once per device. */
     kv_status (*create_workspace)(kvrt_device* device, uint64_t bytes, void** out_address);
-    /* Memory for sums of observed attention, not filled; once per device. */
-    kv_status (*create_sums)(kvrt_device* device, uint64_t floats, float** out_address);
+    /* Memory for sums of observed attention; once per device. */
+    kv_status (*create_sums)(kvrt_device* device, kvrt_sums_memory* memory);
     /* Enqueued for an open step, also while its stream is captured. UNSUPPORTED: no kernel reads or
      * writes this. */
     kv_status (*write_rows)(kvrt_device* device, uint64_t step, const kvrt_write_rows* call);

@@ -78,8 +78,8 @@ class plugin_device final : public device_memory, public inspected_memory, publi
         return told(plugin_->share_plans(device_, step, &call));
     }
     status create_workspace(uint64_t bytes, std::byte** out_address);
-    status create_sums(uint64_t floats, float** out_address) {
-        return told(plugin_->create_sums(device_, floats, out_address));
+    status create_sums(kvrt_sums_memory& memory) {
+        return told(plugin_->create_sums(device_, &memory));
     }
     status write_rows(uint64_t step, const kvrt_write_rows& call) {
         return told(plugin_->write_rows(device_, step, &call));

@@ -29,13 +29,20 @@ void clear_place(observation_store& observations, uint32_t place) {
     whole.skipped = 0;
     whole.gap = whole.pending_gap = false;
     whole.seen_end = 0;
+    ++whole.changes;
+}
+
+bool is_free(cache& store, const observation_place& place) {
+    for (const uint64_t open : store.fences.open) {
+        if (open != 0 && place.listed_in == open) return false;
+    }
+    return place.owner == 0 || store.sequences.find(place.owner) == nullptr;
 }
 
 /// The first place whose owner is gone; the number of places if there is none.
 uint32_t find_free_place(cache& store, const observation_store& observations, uint32_t from) {
     uint32_t place = from;
-    while (place < observations.places.size() && observations.places[place].owner != 0 &&
-           store.sequences.find(observations.places[place].owner) != nullptr) {
+    while (place < observations.places.size() && !is_free(store, observations.places[place])) {
         ++place;
     }
     return place;
@@ -101,7 +108,12 @@ status create_observations(cache& store, uint32_t places, observation_store& obs
         return fail(KV_TOO_LARGE, "{}: {} places of {} floats", what, places, observations.length);
     }
     if (store.on_device() && places != 0) {
-        KVRT_TRY(store.device.create_sums(floats, &observations.base));
+        kvrt_sums_memory& memory = observations.on_device;
+        memory.arrays = uint64_t{places} * observation_arrays;
+        memory.heads = observations.length / observations.slot_stride;
+        memory.slots = observations.slot_stride;
+        KVRT_TRY(store.device.create_sums(memory));
+        observations.base = memory.sums;
     } else {
         KVRT_TRY(observations.sums.allocate(allocator, floats, what, memory_contents::undefined));
         observations.base = observations.sums.data();
@@ -231,45 +243,60 @@ uint32_t first_observed_row(const observation_rules& rules, uint32_t rows) {
 
 }  // namespace
 
-uint32_t rows_to_observe(const cache& store, const observation_store& observations,
-                         const sequence& owner, uint32_t rows) {
+observed_step plan_observed(const cache& store, const observation_store& observations,
+                            const sequence& owner, uint32_t rows) {
     const observation_place* place = place_of(observations, owner);
-    if (place == nullptr || !takes_turn(*place, rows)) return 0;
-    bool any = rows != 1 || !leaves_out(store, owner, place->rules);
-    for (uint32_t lane = 0; lane < store.model.lanes.size() && !any; ++lane) {
-        any = store.model.lanes[lane].evictable && observed_queries(observations, owner, lane) == 0;
-    }
-    return any ? rows - first_observed_row(place->rules, rows) : 0;
+    if (place == nullptr || !takes_turn(*place, rows)) return {};
+    return {rows - first_observed_row(place->rules, rows),
+            rows == 1 && leaves_out(store, owner, place->rules)};
+}
+
+lane_turn turn_of_lane(const cache& store, const observation_store& observations,
+                       const sequence& owner, uint32_t lane, const observed_step& planned) {
+    if (planned.rows == 0 || !store.model.lanes[lane].evictable) return lane_turn::none;
+    const bool seen = observed_queries(observations, owner, lane) != 0;
+    return planned.leaves_out && seen ? lane_turn::left_out : lane_turn::observed;
+}
+
+observed_arrays arrays_to_observe(const observation_store& observations, const sequence& owner,
+                                  uint32_t lane, uint32_t rows) {
+    const uint32_t place = index_of(owner), first = place * observation_arrays;
+    const observation_rules& rules = observations.places[place].rules;
+    const observed_lane& state = lane_at(observations, place, lane);
+    const bool forgets = rules.kind == observed_kind::last || observations.places[place].gap ||
+                         (is_windowed(rules) && rows >= rules.window);
+    return {first + state.third(), forgets ? no_array : first + state.present};
 }
 
 bool make_observer(const cache& store, observation_store& observations, const sequence& owner,
                    uint32_t lane, uint32_t rows, attend_observer& observer) {
-    if (owner.observation_place == 0 || !store.model.lanes[lane].evictable) return false;
+    const observed_step planned = plan_observed(store, observations, owner, rows);
+    const lane_turn turn = turn_of_lane(store, observations, owner, lane, planned);
+    if (turn == lane_turn::left_out) note_left_out(observations, owner);
+    if (turn != lane_turn::observed) return false;
     const uint32_t place = index_of(owner);
     const observation_rules& rules = observations.places[place].rules;
-    if (!takes_turn(observations.places[place], rows)) return false;
     const observed_lane& state = lane_at(observations, place, lane);
-    if (rows == 1 && state.seen() != 0 && leaves_out(store, owner, rules)) {
-        observations.places[place].pending_gap = true;
-        return false;
-    }
-    const bool forgets = rules.kind == observed_kind::last || observations.places[place].gap ||
-                         (is_windowed(rules) && rows >= rules.window);
+    const observed_arrays arrays = arrays_to_observe(observations, owner, lane, rows);
     observer = {};
     observer.stride = observations.slot_stride;
     observer.sums = array_of(observations, place, state.third(), lane);
-    observer.first_row = first_observed_row(rules, rows);
+    observer.first_row = rows - planned.rows;
     observer.counts = rules.kind == observed_kind::counts;
     observer.decay = rules.decay;
     if (state.pending) {  // another layer has read the same lane in this step
         observer.before = observer.sums;
         observer.slots_before = state.pending_slots;
         observer.before_decays = false;
-    } else if (!forgets) {
+    } else if (arrays.before != no_array) {
         observer.before = array_of(observations, place, state.present, lane);
         observer.slots_before = state.slots;
     }
     return true;
+}
+
+void note_left_out(observation_store& observations, const sequence& owner) {
+    observations.places[index_of(owner)].pending_gap = true;
 }
 
 void note_observed(observation_store& observations, const sequence& owner, uint32_t lane,

@@ -15,6 +15,7 @@
 #pragma once
 
 #include "attention/attend.hpp"
+#include "device/plugin.h"
 #include "retention/scorers.hpp"
 #include "sequence/cache.hpp"
 
@@ -44,12 +45,15 @@ struct observation_place {
     bool gap = false;          ///< some since then were left out
     bool pending_gap = false;  ///< the open step is left out
     uint64_t seen_end = 0;     ///< the next position after the last observed step
+    uint64_t changes = 0;      ///< how often what was observed has been forgotten
+    uint64_t listed_in = 0;    ///< on a device, the last step whose kernels may write there
 };
 
 struct observation_store {
     uint64_t slot_stride = 0;
     uint64_t length = 0;              ///< floats of all lanes of one array
     host_array<uint64_t> offset;      ///< [lanes]: where a lane's heads begin
+    kvrt_sums_memory on_device = {};  ///< of a pool there
     host_array<float> sums;           ///< [places][arrays][length], of a pool on the CPU
     float* base = nullptr;            ///< the same wherever it is
     host_array<observed_lane> lanes;  ///< [places][lanes]
@@ -93,14 +97,34 @@ const observed_lane& observed_lane_of(const observation_store& observations, con
 uint64_t place_of_sums(const observation_store& observations, const sequence& owner, uint32_t array,
                        uint32_t lane, uint32_t kv_head);
 
-/// The last so many rows of a step are all that make_observer may ask for, of any lane.
-uint32_t rows_to_observe(const cache& store, const observation_store& observations,
-                         const sequence& owner, uint32_t rows);
+/// How a step's attention is to be observed, of all lanes.
+struct observed_step {
+    uint32_t rows = 0;        ///< its last ones; 0: none are
+    bool leaves_out = false;  ///< lanes that have seen any query: no round counts this one
+};
+observed_step plan_observed(const cache& store, const observation_store& observations,
+                            const sequence& owner, uint32_t rows);
+/// And of one.
+enum class lane_turn : uint8_t { none, left_out, observed };
+lane_turn turn_of_lane(const cache& store, const observation_store& observations,
+                       const sequence& owner, uint32_t lane, const observed_step& planned);
+
+/// Numbers of arrays, among those of all places.
+inline constexpr uint32_t no_array = 0xffffffffu;
+struct observed_arrays {
+    uint32_t sums = 0;
+    uint32_t before = no_array;  ///< what they begin with
+};
+/// Of the first attention over a lane in a step.
+observed_arrays arrays_to_observe(const observation_store& observations, const sequence& owner,
+                                  uint32_t lane, uint32_t rows);
 
 /// How the open step's attention over a lane is to be observed: false, not at all. Whoever attends
 /// then says so with note_observed.
 bool make_observer(const cache& store, observation_store& observations, const sequence& owner,
                    uint32_t lane, uint32_t rows, attend_observer& observer);
+/// The open step is one that leaves a lane out.
+void note_left_out(observation_store& observations, const sequence& owner);
 void note_observed(observation_store& observations, const sequence& owner, uint32_t lane,
                    uint32_t rows, uint32_t slots);
 

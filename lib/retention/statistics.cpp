@@ -65,7 +65,7 @@ void reset_statistics(const cache& store, statistics_store& statistics, uint32_t
     std::fill_n(statistics.tokens.data() + sequence_index * layers, layers, uint64_t{0});
     std::fill_n(statistics.pending_tokens.data() + sequence_index * layers, layers, 0u);
     if (!store.on_device()) return;
-    std::fill_n(statistics.device_pending.data() + sequence_index * layers, layers, uint8_t{0});
+    std::fill_n(statistics.device_pending.data() + sequence_index * layers, layers, 0u);
 }
 
 void copy_statistics(const cache& store, statistics_store& statistics, uint32_t from, uint32_t to) {
@@ -105,7 +105,8 @@ void gather_queries(const cache& store, statistics_store& statistics, uint32_t s
     statistics.pending_tokens[sequence_index * store.model.layers.size() + layer] = rows;
 }
 
-void commit_statistics(const cache& store, statistics_store& statistics, uint32_t sequence_index) {
+void commit_statistics(const cache& store, statistics_store& statistics, uint32_t sequence_index,
+                       uint32_t step) {
     const uint64_t layers = store.model.layers.size();
     for (uint32_t layer = 0; layer < layers; ++layer) {
         uint32_t& rows = statistics.pending_tokens[sequence_index * layers + layer];
@@ -113,7 +114,7 @@ void commit_statistics(const cache& store, statistics_store& statistics, uint32_
         uint64_t& tokens = statistics.tokens[sequence_index * layers + layer];
         if (store.on_device()) {
             tokens += rows;
-            statistics.device_pending[sequence_index * layers + layer] = 1;
+            statistics.device_pending[sequence_index * layers + layer] = step;
             rows = 0;
             continue;
         }

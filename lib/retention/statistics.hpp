@@ -18,9 +18,9 @@ struct statistics_store {
     host_array<float> pending;            ///< the same
     host_array<uint64_t> tokens;          ///< [sequences][layers] in totals
     host_array<uint32_t> pending_tokens;  ///< [sequences][layers]
-    /// Where a device has the sums, [sequences][layers]: 1: what it has pending counts, and it adds
-    /// that to its totals by itself, later.
-    host_array<uint8_t> device_pending;
+    /// Where a device has the sums, [sequences][layers]: the step, if any, whose pending sums
+    /// count; it adds them to its totals by itself, later.
+    host_array<uint32_t> device_pending;
     host_array<float> given;             ///< [arrays of query_moments][length]
     host_array<uint64_t> given_tokens;   ///< [layers]; 0: nothing was given
     uint64_t given_changes = 0;          ///< of `given`, for whoever has a copy
@@ -48,7 +48,9 @@ void copy_statistics(const cache& store, statistics_store& statistics, uint32_t 
 void gather_queries(const cache& store, statistics_store& statistics, uint32_t sequence_index,
                     uint32_t layer, const tensor_view& queries, uint32_t first_row, uint32_t rows,
                     uint64_t first_position);
-void commit_statistics(const cache& store, statistics_store& statistics, uint32_t sequence_index);
+/// `step` is what a device knows it by.
+void commit_statistics(const cache& store, statistics_store& statistics, uint32_t sequence_index,
+                       uint32_t step);
 void discard_statistics(const cache& store, statistics_store& statistics, uint32_t sequence_index);
 
 /// Is it worth gathering for this sequence?

@@ -31,6 +31,7 @@ uint64_t slots_of_arena(const cache& store) {
 uint64_t kept_entries_of_row(const cache& store) {
     return ceil_divide<uint64_t>(store.limits.max_tokens_per_sequence, 16) + 1;
 }
+constexpr uint32_t query_vectors_of_tile = 16;  ///< of a KV head
 constexpr uint64_t kept_entry_bytes = 16 * sizeof(uint16_t) + sizeof(float);
 /// Prompts of the longest sequences are cut into parts of so many rows, if they are not wider yet.
 constexpr uint64_t least_kept_rows = 16;
@@ -95,8 +96,9 @@ void device_attention::find_views(const step_context& context) {
     }
 }
 
-/// Room for weights: of a row of every sequence that observes, or of twice the slots that fill the
-/// arena, since blocks are shared.
+/// Room for weights: of the rows that a tile of query vectors has, of every sequence that observes,
+/// or of so many rows of all slots that fill the arena; of two at least, since blocks are shared.
+/// What a captured launch keeps is kept in one wave.
 void device_attention::measure_kept(const step_context& context) {
     const cache& store = *context.store;
     const uint64_t sequences =
@@ -110,8 +112,11 @@ void device_attention::measure_kept(const step_context& context) {
         if (!observes(views[v])) continue;
         const uint64_t row = kept_entries_of_row(store) * heads_of(views[v]);
         const uint64_t least = std::clamp<uint64_t>(most_least_entries / row, 1, least_kept_rows);
-        const uint64_t of_arena = (slots_of_arena(store) / 8 + 2 * sequences) * heads_of(views[v]);
-        kept_entries = std::max({kept_entries, least * row, std::min(sequences * row, of_arena)});
+        const uint64_t rows = std::max(query_vectors_of_tile / views[v].look.group, 2u);
+        const uint64_t of_arena =
+            rows * (slots_of_arena(store) / 16 + sequences) * heads_of(views[v]);
+        kept_entries =
+            std::max({kept_entries, least * row, std::min(rows * sequences * row, of_arena)});
     }
     for (uint32_t v = 0; v < view_count; ++v) {
         if (!observes(views[v])) continue;
@@ -136,6 +141,10 @@ void device_attention::measure_view(const step_context& context, view& made, uin
         made.pieces[kind] = add(made.most.pieces, piece_words);
         made.row_pieces[kind] = add(made.most.row_pieces, row_piece_words);
     }
+    if (made.most_kept != 0) {
+        made.observe_waves = add(made.most.sequences, sizeof(kvrt_observe_wave) / sizeof(uint32_t));
+        made.observe_items = add(made.most.sequences, sizeof(kvrt_observe_item) / sizeof(uint32_t));
+    }
     made.first_wave = place_waves;
     place_waves += made.most.sequences;
 }
@@ -156,7 +165,7 @@ status device_attention::measure(const step_context& context, uint32_t places, u
         sequences = std::max<uint64_t>(sequences, most.sequences);
         pieces = std::max<uint64_t>(pieces, most.pieces);
         row_pieces = std::max<uint64_t>(row_pieces, most.row_pieces);
-        if (views[v].most_kept != 0) observations.place_parts += most.sequences;
+        observations.available = observations.available || views[v].most_kept != 0;
     }
     KVRT_TRY(observations.create(context, places, static_cast<uint32_t>(sequences)));
     place_words = in_place;
@@ -181,6 +190,7 @@ status device_attention::measure(const step_context& context, uint32_t places, u
     }
 
     KVRT_TRY(planned.allocate(allocator, uint64_t{places} * view_count, "plans of steps"));
+    KVRT_TRY(captured.allocate(allocator, places * store.model.layers.size(), "plans of steps"));
     KVRT_TRY(waves.allocate(allocator, uint64_t{places} * place_waves, "plans of steps"));
     KVRT_TRY(listed_items.allocate(allocator, items, "plans of steps"));
     KVRT_TRY(sequence_scratch.allocate(allocator, sequences * sequence_words, "plans of steps"));
@@ -229,7 +239,10 @@ bool device_attention::advance_view(const step& target, uint32_t index) {
     const auto lies_there = [](const plan_part& part, uint64_t words) {
         return !part.copied && part.reach == words;
     };
-    if (last.sequences != target.item_count || last.kept_parts != 0 ||
+    const uint64_t observed_words =
+        of.most_kept == 0 ? 0 : last.waves * sizeof(kvrt_observe_wave) / sizeof(uint32_t);
+    if (last.sequences != target.item_count || last.observed.items != 0 ||
+        !lies_there(last.observed.wave_part, observed_words) ||
         !lies_there(last.sequence_part, last.sequences * sequence_words) ||
         !lies_there(last.piece_parts[0], last.pieces[0] * piece_words) ||
         !lies_there(last.row_piece_parts[0], 0) || last.piece_parts[1].reach != 0 ||
@@ -280,8 +293,9 @@ void device_attention::plan_view(const step& target, uint32_t index) {
     }
     last.sequences = plan.sequence_count;
     last.waves = plan.wave_count;
-    last.first_kept = observations.part_count;
-    last.kept_parts = of.most_kept != 0 ? observations.note_kept(target, plan) : 0;
+    if (of.most_kept == 0) return;
+    observations.list(target, of.lane, plan, last.observed, begin + of.observe_waves,
+                      begin + of.observe_items);
 }
 
 /// Views of lanes that have the same slots, that look alike and have as much room, have the same
@@ -293,7 +307,8 @@ uint32_t device_attention::leading_view(const device_shares& shares, uint32_t in
         const view& other = views[first];
         if (shares.leaders[other.lane] == shares.leaders[mine.lane] &&
             std::memcmp(&other.look, &mine.look, sizeof mine.look) == 0 &&
-            other.most_partials == mine.most_partials && other.most_kept == mine.most_kept) {
+            other.most_partials == mine.most_partials && other.most_kept == mine.most_kept &&
+            (mine.most_kept == 0 || observations.alike(other.lane, mine.lane))) {
             break;
         }
         ++first;
@@ -318,9 +333,18 @@ void device_attention::copy_view(const step& target, uint32_t index, uint32_t fr
         shares.copy(mine.row_piece_parts[kind], begin + of.row_pieces[kind],
                     source + of.row_pieces[kind], mine.row_pieces[kind] * row_piece_words);
     }
-    mine.first_kept = other.first_kept;
-    mine.kept_parts = other.kept_parts;
     mine.waves = other.waves;
+    if (of.most_kept != 0) {
+        mine.observed.items = other.observed.items;
+        shares.copy(mine.observed.wave_part, begin + of.observe_waves,
+                    source + views[from].observe_waves,
+                    mine.waves * sizeof(kvrt_observe_wave) / sizeof(uint32_t));
+    }
+    if (of.most_kept != 0 && mine.observed.items != 0) {
+        shares.copy(mine.observed.item_part, begin + of.observe_items,
+                    source + views[from].observe_items,
+                    mine.observed.items * sizeof(kvrt_observe_item) / sizeof(uint32_t));
+    }
     const uint64_t first_wave = uint64_t{target.place} * place_waves;
     std::copy_n(waves.data() + first_wave + views[from].first_wave, other.waves,
                 waves.data() + first_wave + of.first_wave);
@@ -350,6 +374,43 @@ status device_attention::plan(const step& target) {
     if (target.rows > captured_rows) return KV_OK;
     for (uint32_t v = 0; v < view_count; ++v) KVRT_TRY(check_captured(target, v));
     return KV_OK;
+}
+
+uint8_t& device_attention::captured_at(const step& target, uint32_t layer) {
+    return captured[target.place * target.context->store->model.layers.size() + layer];
+}
+
+status check_replayed(const step& target, uint32_t layer) {
+    if (!target.context->verbs.available) return require_kernels(*target.context->store, "tables");
+    const uint8_t captured = target.context->attention.captured_at(target, layer);
+    if ((captured & captured_attention) == 0) {
+        return fail(KV_INVALID,
+                    "tables: KV_CUDA_TABLES_ATTENDED: no kv_attend of layer {} was captured in "
+                    "place {} without KV_ATTEND_NO_STATISTICS",
+                    layer, target.place);
+    }
+    const uint32_t most_rows = target.context->attention.captured_rows;
+    if (target.rows > most_rows) {
+        return fail(KV_INVALID,
+                    "tables: KV_CUDA_TABLES_ATTENDED: the step has {} rows, the largest that was "
+                    "captured {}",
+                    target.rows, most_rows);
+    }
+    if (target.context->queries.gathers_in(target, layer) && (captured & captured_gathering) == 0) {
+        return fail(KV_INVALID,
+                    "tables: KV_CUDA_TABLES_ATTENDED: kv_attend of layer {} was captured in place "
+                    "{} before any sequence gathered statistics of queries: capture it again",
+                    layer, target.place);
+    }
+    return KV_OK;
+}
+
+void note_replayed(step& target, uint32_t layer) {
+    const layer_geometry& geometry = target.context->store->model.layers[layer];
+    for (uint32_t lane = geometry.first_lane; lane < geometry.end_lane(); ++lane) {
+        target.context->attention.observations.note_lane(target, lane);
+    }
+    target.context->queries.note_layer(target, layer);
 }
 
 status attend_on_device(step& target, uint32_t layer, const attend_call& call, bool observes) {
@@ -394,12 +455,15 @@ status attend_on_device(step& target, uint32_t layer, const attend_call& call, b
         rows.workspace = attention.workspace;
         rows.kept_at = attention.workspace_floats * sizeof(float);
         rows.kept_entries = attention.kept_entries;
-        if (observes && plan.kept_parts != 0) {
-            const device_observations& kept = attention.observations;
-            observe_on_device(
-                target, lane,
-                kept.parts.data() + uint64_t{target.place} * kept.place_parts + plan.first_kept,
-                plan.kept_parts, rows);
+        if (observes && of.most_kept != 0) {
+            const observation_store& observed = target.context->retention->observations;
+            rows.observes = 1;
+            rows.sums = observed.on_device;
+            rows.first_head = static_cast<uint32_t>(observed.offset[lane] / observed.slot_stride);
+            rows.observe_waves =
+                static_cast<const kvrt_observe_wave*>(tables.at(begin + of.observe_waves));
+            rows.observe_items =
+                static_cast<const kvrt_observe_item*>(tables.at(begin + of.observe_items));
         }
         rows.queries = tensor_of(from_head(call.queries, first_query));
         rows.out = tensor_of(from_head(call.out, first_query));
@@ -419,9 +483,12 @@ status attend_on_device(step& target, uint32_t layer, const attend_call& call, b
             rows.turning_table = entry.turning_table;
         }
         KVRT_TRY(store.device.attend_rows(target.number, rows));
-        note_observed_on_device(target, lane, rows);
-        if (rows.captured == 0) continue;
+        if (rows.captured == 0) {
+            if (observes) attention.observations.note_lane(target, lane);
+            continue;
+        }
         attention.captured_rows = std::max(attention.captured_rows, target.rows);
+        if (observes) attention.captured_at(target, layer) |= captured_attention;
     }
     return KV_OK;
 }

@@ -19,6 +19,9 @@ namespace kvrt {
 struct step;
 struct step_context;
 
+/// What graphs of a layer have, of kv_attend calls that were captured with statistics.
+inline constexpr uint8_t captured_attention = 1, captured_gathering = 2;
+
 struct device_attention {
     struct view {
         uint32_t lane = 0;
@@ -29,14 +32,15 @@ struct device_attention {
         uint64_t first_word = 0;       ///< in a place
         uint64_t pieces[2] = {0, 0};   ///< words behind first_word; of blocks as written, sealed
         uint64_t row_pieces[2] = {0, 0};
-        uint32_t first_wave = 0;  ///< in a place
+        uint64_t observe_waves = 0, observe_items = 0;  ///< the same, of views that keep weights
+        uint32_t first_wave = 0;                        ///< in a place
     };
     /// What a step has listed.
     struct view_plan {
         uint32_t sequences = 0, waves = 0;
         uint32_t pieces[2] = {0, 0}, row_pieces[2] = {0, 0};
-        uint32_t first_kept = 0, kept_parts = 0;  ///< of observations.parts of the place
         plan_part sequence_part, piece_parts[2], row_piece_parts[2];
+        observed_view observed;
     };
     /// Beside an attend_layer: its view, and its constants on the device.
     struct layer_entry {
@@ -58,6 +62,7 @@ struct device_attention {
     uint32_t view_count = 0;
     host_array<layer_entry> layers;                 ///< as step_context::layers
     host_array<view_plan> planned;                  ///< [places][views]
+    host_array<uint8_t> captured;                   ///< [places][layers]: bits, as below
     host_array<kvrt_attend_wave> waves;             ///< [places][place_waves]
     host_array<kvrt_attend_sequence> listed_items;  ///< [max_step_sequences]
     host_array<uint32_t> sequence_scratch;          ///< lists of a view
@@ -71,6 +76,8 @@ struct device_attention {
     /// LIMIT where a graph that attends may be replayed for the step, and has no room for it: no
     /// kv_attend would say so.
     status plan(const step& target);
+    /// What is known of graphs of a layer in the step's place.
+    uint8_t& captured_at(const step& target, uint32_t layer);
 
   private:
     void find_views(const step_context& context);
@@ -88,5 +95,11 @@ struct device_attention {
 /// Of `call` the tensors, log_sum_exp and row_heads are read. `observes`: where policies ask for
 /// it.
 status attend_on_device(step& target, uint32_t layer, const attend_call& call, bool observes);
+
+/// The step replays a graph that attends with statistics. INVALID: there can be none that does what
+/// the step asks for.
+status check_replayed(const step& target, uint32_t layer);
+/// What it has observed and gathered counts.
+void note_replayed(step& target, uint32_t layer);
 
 }  // namespace kvrt

@@ -12,111 +12,161 @@ namespace {
 
 constexpr uint64_t no_sums = ~uint64_t{0};
 
-/// As the seam has an observer of an item, but for the parts it is listed in.
-kvrt_observe_item item_of(const attend_observer& observer, const float* base, const step_item& item,
-                          uint32_t slots) {
+constexpr uint64_t wave_words_each = sizeof(kvrt_observe_wave) / sizeof(uint32_t);
+constexpr uint64_t item_words_each = sizeof(kvrt_observe_item) / sizeof(uint32_t);
+
+/// But for where attention lists it.
+kvrt_observe_item item_of(const observation_store& observations, const step_item& item,
+                          uint32_t lane, uint32_t counted_rows) {
+    const sequence& owner = *item.owner;
+    const observation_rules& rules = place_of(observations, owner)->rules;
+    const observed_arrays arrays = arrays_to_observe(observations, owner, lane, item.rows);
     kvrt_observe_item made = {};
-    made.sums = static_cast<uint64_t>(observer.sums - base);
-    made.before =
-        observer.before == nullptr ? no_sums : static_cast<uint64_t>(observer.before - base);
-    made.slots = slots;
-    made.slots_before = observer.slots_before;
-    made.rows = item.rows;
-    made.first_row = observer.first_row;
-    made.begins = 1;
-    made.before_decays = observer.before_decays ? 1 : 0;
-    made.counts = observer.counts ? 1 : 0;
-    made.log2_decay = observer.decay == 1.0f ? 0.0f : std::log2(observer.decay);
+    made.array = arrays.sums;
+    made.before = arrays.before;
+    made.slots = owner.lanes[lane].slots + item.rows;
+    made.slots_before = observed_lane_of(observations, owner, lane).slots;
+    made.rows_of_decay = counted_rows;
+    made.counts = rules.kind == observed_kind::counts ? 1 : 0;
+    made.log2_decay = rules.decay == 1.0f ? 0.0f : std::log2(rules.decay);
     return made;
 }
 
 }  // namespace
 
 status device_observations::create(const step_context& context, uint32_t places,
-                                   uint32_t most_parts_of_view) {
+                                   uint32_t most_listed) {
     host_allocator& allocator = context.store->allocator;
-    const uint64_t items = context.store->limits.max_step_sequences;
+    const uint64_t items = uint64_t{places} * context.store->limits.max_step_sequences;
+    const uint64_t lanes = context.store->model.lanes.size();
     constexpr const char* what = "observed attention on the device";
-    KVRT_TRY(rows.allocate(allocator, uint64_t{places} * items, what));
-    KVRT_TRY(parts.allocate(allocator, uint64_t{places} * place_parts, what));
-    KVRT_TRY(listed.allocate(allocator, most_parts_of_view, what));
-    return listed_items.allocate(allocator, items, what);
+    KVRT_TRY(rows.allocate(allocator, items, what));
+    KVRT_TRY(turns.allocate(allocator, available ? items * lanes : 0, what));
+    KVRT_TRY(sources.allocate(allocator, items, what));
+    KVRT_TRY(leaders.allocate(allocator, lanes, what));
+    KVRT_TRY(wave_words.allocate(allocator, most_listed * wave_words_each, what));
+    return item_words.allocate(allocator, most_listed * item_words_each, what);
+}
+
+void device_observations::plan_item(const step& target, uint32_t index) {
+    const cache& store = *target.context->store;
+    observation_store& observations = target.context->retention->observations;
+    const step_item& item = target.arrays->items[index];
+    const sequence& owner = *item.owner;
+    const uint32_t lanes = static_cast<uint32_t>(store.model.lanes.size());
+    const uint64_t at = uint64_t{target.place} * store.limits.max_step_sequences + index;
+    const observed_step planned = plan_observed(store, observations, owner, item.rows);
+    rows[at] = 0;
+    sources[at] = {};
+    if (planned.rows == 0) return;
+    observation_place& place = *place_of(observations, owner);
+    sources[at] = {owner.observation_place, place.changes};
+    for (uint32_t lane = 0; lane < lanes; ++lane) {
+        const lane_turn turn = turn_of_lane(store, observations, owner, lane, planned);
+        turns[at * lanes + lane] = turn;
+        if (turn == lane_turn::observed) rows[at] = planned.rows;
+    }
+    if (rows[at] == 0) return;
+    any = true;
+    place.listed_in = target.number;
+}
+
+/// Lanes whose turn it is, with sums of as many slots in the same arrays, have the same list, if
+/// their attention has.
+void device_observations::find_leaders(const step& target) {
+    const cache& store = *target.context->store;
+    const observation_store& observations = target.context->retention->observations;
+    const uint32_t lanes = static_cast<uint32_t>(store.model.lanes.size());
+    const uint64_t first = uint64_t{target.place} * store.limits.max_step_sequences;
+    const auto same = [&](uint32_t a, uint32_t b) {
+        for (uint32_t i = 0; i < target.item_count; ++i) {
+            if (rows[first + i] == 0) continue;
+            const sequence& owner = *target.arrays->items[i].owner;
+            const lane_turn* const turn = turns.data() + (first + i) * lanes;
+            const observed_lane& mine = observed_lane_of(observations, owner, a);
+            const observed_lane& other = observed_lane_of(observations, owner, b);
+            if (turn[a] != turn[b] || mine.present != other.present ||
+                mine.previous != other.previous || mine.slots != other.slots) {
+                return false;
+            }
+        }
+        return true;
+    };
+    for (uint32_t lane = 0; lane < lanes; ++lane) {
+        uint32_t leader = 0;
+        while (leader < lane && !(leaders[leader] == leader && same(leader, lane))) ++leader;
+        leaders[lane] = leader;
+    }
 }
 
 void device_observations::plan(const step& target) {
-    part_count = 0;
-    if (place_parts == 0) return;
-    const step_context& context = *target.context;
-    const uint64_t first = uint64_t{target.place} * context.store->limits.max_step_sequences;
-    for (uint32_t i = 0; i < target.item_count; ++i) {
-        const step_item& item = target.arrays->items[i];
-        rows[first + i] = rows_to_observe(*context.store, context.retention->observations,
-                                          *item.owner, item.rows);
-    }
+    any = false;
+    if (!available) return;
+    for (uint32_t i = 0; i < target.item_count; ++i) plan_item(target, i);
+    if (any) find_leaders(target);
 }
 
-uint32_t device_observations::note_kept(const step& target, const kvrt_attend_plan& plan) {
+void device_observations::list(const step& target, uint32_t lane, kvrt_attend_plan& plan,
+                               observed_view& view, uint64_t wave_word, uint64_t item_word) {
+    const observation_store& observations = target.context->retention->observations;
+    device_shares& shares = target.context->tables.shares;
+    plugin_device& device = target.context->store->device;
+    const uint64_t first_item =
+        uint64_t{target.place} * target.context->store->limits.max_step_sequences;
+    const uint64_t lanes = target.context->store->model.lanes.size();
+    auto* const waves = reinterpret_cast<kvrt_observe_wave*>(wave_words.data());
+    auto* const items = reinterpret_cast<kvrt_observe_item*>(item_words.data());
     uint32_t count = 0;
     for (uint32_t w = 0; w < plan.wave_count; ++w) {
-        const kvrt_attend_wave& wave = plan.waves[w];
-        if (wave.kept == 0) continue;
-        for (uint32_t i = 0; i < wave.sequences; ++i) {
-            const kvrt_attend_sequence& made = plan.sequences[wave.first_sequence + i];
-            if (made.kept_rows == 0) continue;
-            const uint32_t end =
-                made.first_row + made.rows - target.arrays->items[made.table].first_row;
-            parts[uint64_t{target.place} * place_parts + part_count++] = {
-                made.table, end - made.kept_rows, end, made.kept, w};
-            ++count;
+        kvrt_attend_wave& wave = plan.waves[w];
+        kvrt_observe_wave& made = waves[w];
+        made = {count, 0, 0, 0};
+        uint32_t last = ~uint32_t{0};  // the item that was listed last
+        for (uint32_t i = 0; wave.kept != 0 && i < wave.sequences; ++i) {
+            const uint32_t sequence = wave.first_sequence + i;
+            const kvrt_attend_sequence& listed = plan.sequences[sequence];
+            const uint64_t at = first_item + listed.table;
+            if (listed.kept_rows == 0 || turns[at * lanes + lane] != lane_turn::observed) continue;
+            if (listed.table != last) {
+                last = listed.table;
+                kvrt_observe_item& item = items[count++];
+                item = item_of(observations, target.arrays->items[last], lane, rows[at]);
+                item.first_sequence = sequence;
+                item.first_stretch = made.stretches;
+                made.stretches += ceil_divide(item.slots, KVRT_OBSERVE_STRETCH);
+                ++made.items;
+            }
+            ++items[count - 1].sequences;
         }
+        wave.stretches = made.stretches;
+        if (made.items != 0) made.step = mark_of_step(target.number);
     }
-    return count;
+    shares.write(device, view.wave_part, wave_word, wave_words.data(),
+                 plan.wave_count * wave_words_each);
+    view.items = count;
+    if (count == 0) return;  // what was listed before stays, and no wave has it
+    shares.write(device, view.item_part, item_word, item_words.data(), count * item_words_each);
 }
 
-void observe_on_device(step& target, uint32_t lane, const kept_part* parts, uint32_t part_count,
-                       kvrt_attend_rows& rows) {
+void device_observations::note_lane(step& target, uint32_t lane) const {
+    if (!available) return;
     const cache& store = *target.context->store;
     observation_store& observations = target.context->retention->observations;
-    device_observations& mine = target.context->attention.observations;
+    const uint64_t lanes = store.model.lanes.size();
     const uint64_t first = uint64_t{target.place} * store.limits.max_step_sequences;
-    uint32_t count = 0, item_count = 0;
-    for (uint32_t p = 0; p < part_count;) {
-        const uint32_t index = parts[p].item;
-        const step_item& item = target.arrays->items[index];
-        attend_observer observer;
-        // Another policy may ask for more, since the step was reserved: this one it does not see.
-        const bool observes =
-            make_observer(store, observations, *item.owner, lane, item.rows, observer) &&
-            observer.first_row >= item.rows - mine.rows[first + index];
-        kvrt_observe_item made = {};
-        if (observes) {
-            made = item_of(observer, observations.base, item,
-                           item.owner->lanes[lane].slots + item.rows);
-            mine.listed_items[item_count++] = index;
+    for (uint32_t i = 0; i < target.item_count; ++i) {
+        const step_item& item = target.arrays->items[i];
+        const sequence& owner = *item.owner;
+        const listed_from& source = sources[first + i];
+        // Another policy has come since the step was reserved, or none: it has seen nothing.
+        if (source.place == 0 || source.place != owner.observation_place ||
+            source.changes != place_of(observations, owner)->changes) {
+            continue;
         }
-        for (; p < part_count && parts[p].item == index; ++p) {
-            if (!observes) continue;
-            made.kept = parts[p].kept;
-            made.first_kept = parts[p].first_row;
-            made.end_kept = parts[p].end_row;
-            made.wave = parts[p].wave;
-            mine.listed[count++] = made;
-            made.begins = 0;
-        }
-    }
-    rows.observed = mine.listed.data();
-    rows.observed_count = count;
-    rows.observed_items = item_count;
-    rows.sums = observations.base;
-    rows.sums_stride = observations.slot_stride;
-}
-
-void note_observed_on_device(step& target, uint32_t lane, const kvrt_attend_rows& rows) {
-    const device_observations& mine = target.context->attention.observations;
-    for (uint32_t i = 0; i < rows.observed_items; ++i) {
-        const step_item& item = target.arrays->items[mine.listed_items[i]];
-        note_observed(target.context->retention->observations, *item.owner, lane, item.rows,
-                      item.owner->lanes[lane].slots + item.rows);
+        const lane_turn turn = turns[(first + i) * lanes + lane];
+        if (turn == lane_turn::left_out) note_left_out(observations, owner);
+        if (turn != lane_turn::observed) continue;
+        note_observed(observations, owner, lane, item.rows, owner.lanes[lane].slots + item.rows);
     }
 }
 

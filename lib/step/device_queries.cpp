@@ -12,20 +12,24 @@ namespace {
 /// As query_count of the kernels.
 struct query_count {
     uint64_t tokens;
-    uint32_t pending, unused;
+    uint32_t pending, step;
 };
 static_assert(sizeof(query_count) == 16);
 constexpr uint64_t count_words = sizeof(query_count) / sizeof(uint32_t);
+constexpr uint64_t item_words = sizeof(kvrt_gather_item) / sizeof(uint32_t);
+constexpr uint64_t line_words = device_tables::line_words;
 
 template <class type>
 const uint32_t* words_at(const type* address) {
     return reinterpret_cast<const uint32_t*>(address);
 }
 
-/// Does what the device has pending of a sequence's layer count?
-uint8_t& pending_counts(statistics_store& statistics, uint64_t layers, uint32_t sequence_index,
-                        uint32_t layer) {
-    return statistics.device_pending[sequence_index * layers + layer];
+/// What a list says of a sequence in a layer.
+kvrt_gather_item item_of(const statistics_store& statistics, uint64_t layers, uint32_t place,
+                         uint32_t layer) {
+    const uint64_t at = place * layers + layer;
+    return {place | (statistics.tokens[at] == 0 ? KVRT_GATHER_BEGINS : 0),
+            statistics.device_pending[at]};
 }
 
 }  // namespace
@@ -39,10 +43,6 @@ status device_queries::prepare(step_context& context) {
         KVRT_TRY(first_head.allocate(context.store->allocator, model.layers.size(),
                                      "queries on the device"));
     }
-    if (items.size() == 0) {
-        KVRT_TRY(items.allocate(context.store->allocator, store.limits.max_step_sequences,
-                                "queries on the device"));
-    }
     kvrt_query_memory wanted = {};
     wanted.length = context.retention->statistics.length;
     for (uint32_t layer = 0; layer < model.layers.size(); ++layer) {
@@ -55,28 +55,104 @@ status device_queries::prepare(step_context& context) {
     return KV_OK;
 }
 
+status device_queries::measure(const step_context& context, uint32_t places, uint64_t& words) {
+    const cache& store = *context.store;
+    if (!context.verbs.available) return KV_OK;
+    host_allocator& allocator = context.store->allocator;
+    constexpr const char* what = "queries on the device";
+    const uint64_t layers = store.model.layers.size(), items = store.limits.max_step_sequences;
+    layer_words = round_up<uint64_t>(items * item_words, line_words);
+    place_words = line_words + layers * layer_words;
+    first_word = round_up<uint64_t>(words, line_words);
+    words = first_word + places * place_words;
+    KVRT_TRY(parts.allocate(allocator, places * layers, what));
+    KVRT_TRY(listed.allocate(allocator, places * items, what));
+    KVRT_TRY(any_listed.allocate(allocator, places, what));
+    return item_scratch.allocate(allocator, layer_words, what);
+}
+
+uint64_t device_queries::words_of(uint32_t place, uint32_t layer) const {
+    return first_word + place * place_words + line_words + layer * layer_words;
+}
+
+/// Layers that have seen as much of all sequences have the same list.
+void device_queries::plan(const step& target) {
+    if (!prepared) return;
+    const cache& store = *target.context->store;
+    const statistics_store& statistics = target.context->retention->statistics;
+    device_shares& shares = target.context->tables.shares;
+    const uint32_t layers = static_cast<uint32_t>(store.model.layers.size());
+    uint8_t* const gathering = listed.data() + target.place * store.limits.max_step_sequences;
+    uint8_t& any = any_listed[target.place];
+    any = 0;
+    for (uint32_t i = 0; i < target.item_count; ++i) {
+        gathering[i] = gathers(statistics, *target.arrays->items[i].owner) ? 1 : 0;
+        any |= gathering[i];
+    }
+    const uint32_t mark = mark_of_step(target.number);
+    if (any != 0) {
+        target.context->store->device.write_table(first_word + target.place * place_words, &mark,
+                                                  1);
+    }
+    const auto of_item = [&](uint32_t i, uint32_t layer) {
+        const uint32_t place = store.sequences.index(*target.arrays->items[i].owner);
+        return item_of(statistics, layers, place, layer);
+    };
+    const auto same = [&](uint32_t a, uint32_t b) {
+        for (uint32_t i = 0; i < target.item_count; ++i) {
+            if (gathering[i] == 0) continue;
+            const kvrt_gather_item mine = of_item(i, a), other = of_item(i, b);
+            if (mine.place != other.place || mine.counted != other.counted) return false;
+        }
+        return true;
+    };
+    const uint64_t count = any != 0 ? target.item_count * item_words : 0;
+    uint32_t leader = layers;  // of those so far, the last that was written
+    for (uint32_t layer = 0; layer < layers; ++layer) {
+        if (!has_statistics(store, layer)) continue;
+        plan_part& part = parts[uint64_t{target.place} * layers + layer];
+        const uint64_t word = words_of(target.place, layer);
+        if (leader != layers && same(leader, layer)) {
+            shares.copy(part, word, words_of(target.place, leader), count);
+            continue;
+        }
+        leader = layer;
+        auto* const items = reinterpret_cast<kvrt_gather_item*>(item_scratch.data());
+        for (uint32_t i = 0; i < target.item_count && any != 0; ++i) {
+            items[i] = gathering[i] != 0 ? of_item(i, layer) : kvrt_gather_item{~0u, ~0u};
+        }
+        shares.write(target.context->store->device, part, word, item_scratch.data(), count);
+    }
+}
+
+bool device_queries::gathers_in(const step& target, uint32_t layer) const {
+    return prepared && any_listed[target.place] != 0 &&
+           has_statistics(*target.context->store, layer);
+}
+
+void device_queries::note_layer(step& target, uint32_t layer) const {
+    if (!gathers_in(target, layer)) return;
+    const cache& store = *target.context->store;
+    statistics_store& statistics = target.context->retention->statistics;
+    const uint8_t* const gathering = listed.data() + target.place * store.limits.max_step_sequences;
+    for (uint32_t i = 0; i < target.item_count; ++i) {
+        if (gathering[i] == 0) continue;
+        const step_item& item = target.arrays->items[i];
+        const uint64_t place = store.sequences.index(*item.owner);
+        statistics.pending_tokens[place * store.model.layers.size() + layer] = item.rows;
+        item.owner->statistics_pending = true;
+    }
+}
+
 status gather_on_device(step& target, uint32_t layer, const tensor_view& queries) {
     cache& store = *target.context->store;
-    device_queries& gathering = target.context->queries;
-    statistics_store& statistics = target.context->retention->statistics;
+    const device_queries& gathering = target.context->queries;
+    const device_tables& tables = target.context->tables;
+    const statistics_store& statistics = target.context->retention->statistics;
     if (!gathering.prepared || !has_statistics(store, layer)) return KV_OK;
-    const uint64_t layers = store.model.layers.size();
     const layer_geometry& geometry = store.model.layers[layer];
+    const auto words = [&](uint64_t word) { return static_cast<const uint32_t*>(tables.at(word)); };
     kvrt_gather_queries call = {};
-    for (uint32_t i = 0; i < target.item_count; ++i) {
-        const step_item& item = target.arrays->items[i];
-        if (!gathers(statistics, *item.owner)) continue;
-        const uint32_t place = store.sequences.index(*item.owner);
-        kvrt_gather_item& made = gathering.items[call.count++];
-        made = {};
-        made.position = item.owner->next_position;
-        made.place = place;
-        made.first_row = item.first_row;
-        made.rows = item.rows;
-        made.begins = statistics.tokens[place * layers + layer] == 0 ? 1 : 0;
-        made.counts = pending_counts(statistics, layers, place, layer);
-    }
-    if (call.count == 0) return KV_OK;
     call.memory = gathering.memory;
     call.first_band = statistics.offset[layer];
     call.first_head = gathering.first_head[layer];
@@ -87,22 +163,18 @@ status gather_on_device(step& target, uint32_t layer, const tensor_view& queries
     call.interleaved = geometry.rope.style == KV_ROPE_INTERLEAVED ? 1 : 0;
     call.attention_factor = geometry.rope.attention_factor;
     call.inverse_frequencies = geometry.rope.inverse_frequencies;
-    call.items = gathering.items.data();
-    const status verdict = store.device.gather_queries(target.number, call);
-    for (uint32_t i = 0; i < call.done; ++i) {
-        const uint32_t place = gathering.items[i].place;
-        pending_counts(statistics, layers, place, layer) = 0;
-        statistics.pending_tokens[place * layers + layer] = gathering.items[i].rows;
-    }
-    KVRT_TRY(verdict);
-    if (call.captured != 0) {
-        return fail(KV_UNSUPPORTED,
-                    "kv_attend: a captured step gathers no statistics of queries: leave them out "
-                    "with KV_ATTEND_NO_STATISTICS, or capture without such sequences");
-    }
-    for (uint32_t i = 0; i < target.item_count; ++i) {
-        sequence& owner = *target.arrays->items[i].owner;
-        if (gathers(statistics, owner)) owner.statistics_pending = true;
+    call.items =
+        static_cast<const kvrt_gather_item*>(tables.at(gathering.words_of(target.place, layer)));
+    call.step = words(gathering.first_word + target.place * gathering.place_words);
+    call.query_start = words(tables.items_of(target.place));
+    call.positions = words(tables.positions_of(target.place));
+    call.count = target.item_count;
+    call.gathers = gathering.gathers_in(target, layer) ? 1 : 0;
+    KVRT_TRY(store.device.gather_queries(target.number, call));
+    if (call.captured == 0) {
+        gathering.note_layer(target, layer);
+    } else {
+        target.context->attention.captured_at(target, layer) |= captured_gathering;
     }
     return KV_OK;
 }
@@ -134,7 +206,7 @@ status copy_queries(step_context& context, uint32_t from, uint32_t to) {
 status read_moments(step_context& context, uint32_t sequence_index, uint32_t layer,
                     const query_moments<float>& out, uint64_t& tokens) {
     cache& store = *context.store;
-    statistics_store& statistics = context.retention->statistics;
+    const statistics_store& statistics = context.retention->statistics;
     const kvrt_query_memory& memory = context.queries.memory;
     const uint64_t layers = store.model.layers.size();
     tokens = statistics.tokens[sequence_index * layers + layer];
@@ -167,7 +239,8 @@ status read_moments(step_context& context, uint32_t sequence_index, uint32_t lay
     tokens = counts[0].tokens;
     if (tokens == 0) std::fill_n(totals, of_sums, 0.0);
     const query_sums<double> total = query_sums_at(totals, length);
-    if (pending_counts(statistics, layers, sequence_index, layer) != 0 &&
+    if (counts[0].pending != 0 &&
+        counts[0].step == statistics.device_pending[sequence_index * layers + layer] &&
         commit_queries(query_sums_at(pending, length), length, total)) {
         tokens += counts[0].pending;
     }

@@ -13,8 +13,9 @@ constexpr uint32_t nothing = 0xffffffffu;
 constexpr uint64_t line_words = device_tables::line_words;
 constexpr uint64_t copy_words = sizeof(kvrt_plan_copy) / sizeof(uint32_t);
 constexpr uint64_t mapping_words = sizeof(kvrt_lane_mapping) / sizeof(uint32_t);
-/// Lengths and targets of a lane; sequences and pieces of a view, these of two kinds of blocks.
-constexpr uint64_t parts_of_lane = 2, parts_of_view = 5;
+/// Lengths and targets of a lane; sequences and pieces of a view, these of two kinds of blocks, and
+/// what is observed; of a layer what is gathered.
+constexpr uint64_t parts_of_lane = 2, parts_of_view = 7;
 
 uint32_t line_of(uint64_t word) { return static_cast<uint32_t>(word / line_words); }
 
@@ -43,7 +44,8 @@ status device_shares::create(const step_context& context, uint32_t places, uint6
     available = store.device.kernels() == KV_OK;
     lanes = static_cast<uint32_t>(store.model.lanes.size());
     items = store.limits.max_step_sequences;
-    const uint64_t most_copies = parts_of_lane * lanes + parts_of_view * context.layers.size();
+    const uint64_t most_copies =
+        parts_of_lane * lanes + parts_of_view * context.layers.size() + store.model.layers.size();
     first_word = round_up<uint64_t>(words, line_words);
     first_mapping = round_up<uint64_t>(most_copies * copy_words, line_words);
     place_words = first_mapping + round_up<uint64_t>(lanes * mapping_words, line_words);

@@ -30,6 +30,7 @@ status device_tables::create(step_context& context, uint32_t places) {
     uint64_t words = places * place_words;
     KVRT_TRY(shares.create(context, places, words));
     KVRT_TRY(context.verbs.measure(context, places, words, words));
+    KVRT_TRY(context.queries.measure(context, places, words));
     context.rounds.measure(context, words);
     KVRT_TRY(context.seals.measure(context, words));
     host_allocator& allocator = store.allocator;
@@ -172,6 +173,7 @@ status device_tables::plan(const step& target) {
     last[0] = target.item_count;
     last[1] = target.rows;
     KVRT_TRY(target.context->verbs.plan(target));
+    target.context->queries.plan(target);
     target.context->rounds.write_moments(*target.context);
     shares.list(target);
     KVRT_TRY(target.context->store->device.upload_table(target.number));

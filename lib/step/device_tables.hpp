@@ -60,6 +60,9 @@ struct device_tables {
         const uint64_t mapping = begin + round_up<uint64_t>(items, line_words);
         return {begin, mapping, mapping + round_up<uint64_t>(2 * uint64_t{tokens}, line_words)};
     }
+    /// What all lanes have in common: words of query_start, and of positions.
+    uint64_t items_of(uint32_t place) const { return place * place_words; }
+    uint64_t positions_of(uint32_t place) const { return place * place_words + positions; }
     const void* at(uint64_t word) const { return address + word * sizeof(uint32_t); }
 
   private:

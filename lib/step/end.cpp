@@ -81,7 +81,7 @@ void settle_item(step& target, uint32_t item_index, kv_step_report& report) {
     owner.in_step = false;
     if (owner.statistics_pending) {
         commit_statistics(store, target.context->retention->statistics,
-                          store.sequences.index(owner));
+                          store.sequences.index(owner), mark_of_step(target.number));
         owner.statistics_pending = false;
     }
     commit_observations(store, target.context->retention->observations, owner);

@@ -288,17 +288,19 @@ status step_device_tables(step& target, uint32_t layer, kv_cuda_tables& tables) 
     }
     uint32_t lane = 0;
     KVRT_TRY(find_lane(store, layer, tables.kv_head, lane));
+    const bool attended = (tables.flags & KV_CUDA_TABLES_ATTENDED) != 0;
+    if (attended) KVRT_TRY(check_replayed(target, layer));
     const device_tables& source = target.context->tables;
     const device_tables::lane_parts parts = source.parts_of(target.place, lane);
-    const uint64_t begin = target.place * source.place_words;
     tables.place = target.place;
     tables.block_table = static_cast<const int32_t*>(source.at(parts.block_table));
     tables.block_table_stride = source.stride;
     tables.slot_mapping = static_cast<const int64_t*>(source.at(parts.slot_mapping));
     tables.kv_len = static_cast<const int32_t*>(source.at(parts.kv_len));
-    tables.query_start = static_cast<const int32_t*>(source.at(begin));
-    tables.positions = static_cast<const int32_t*>(source.at(begin + source.positions));
+    tables.query_start = static_cast<const int32_t*>(source.at(source.items_of(target.place)));
+    tables.positions = static_cast<const int32_t*>(source.at(source.positions_of(target.place)));
     note_exported(target, lane);
+    if (attended) note_replayed(target, layer);
     return KV_OK;
 }
 

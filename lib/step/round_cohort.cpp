@@ -279,8 +279,9 @@ void round_cohort::plan_gathered(const round_plan& plan, const lane_geometry& la
     scores.gathered = 1;
     scores.spread = plan.policy.scorer == KV_SCORER_EXPECTED_ATTENTION ? 1 : 0;
     scores.place = plan.store.sequences.index(plan.owner);
-    scores.counts = plan.context.statistics
-                        .device_pending[scores.place * plan.store.model.layers.size() + lane.layer];
+    scores.counted =
+        plan.context.statistics
+            .device_pending[scores.place * plan.store.model.layers.size() + lane.layer];
     scores.first_query_head = queries.first_head[lane.layer] + lane.first_head * scores.group;
     scores.moments = queries.moments_at(scores.place, scores.first_band);
 }

@@ -28,6 +28,11 @@ inline constexpr uint32_t max_open_steps = 2;
 
 enum class step_state : uint32_t { closed, building, reserved };
 
+/// What a device knows a step by: two with one mark are never near. Neither 0 nor -1.
+constexpr uint32_t mark_of_step(uint64_t number) {
+    return static_cast<uint32_t>(number % 0xfffffffe) + 1;
+}
+
 struct step_item {
     sequence* owner = nullptr;
     kv_seq handle = 0;

@@ -60,6 +60,22 @@ struct observing_pools_on : round_pools_on {
         device().enqueue("inputs", upload(tensor));
     }
 
+    /// What a step writes and asks for in a layer, for when the device's stream gets there.
+    void fill_inputs(uint32_t l, const std::vector<twin_append>& items, twin_tensor& keys,
+                     twin_tensor& values, twin_tensor& queries) {
+        if (stores(l)) {
+            fill(keys, items, [&](uint32_t position, uint32_t head) {
+                const double level = spread(position + head_step * head + 31.0 * l);
+                return two_levels ? level < 0.6 ? 0.2 : 1.7 : 1.9 * level;
+            });
+            draw(values);
+            device().enqueue("inputs", upload(values));
+        }
+        fill(queries, items, [&](uint32_t position, uint32_t head) {
+            return 0.2 + 0.1 * spread(3.0 * position + head);
+        });
+    }
+
     void step(const std::vector<twin_append>& items) {
         kv_step* steps[2];
         begin(items, steps);
@@ -67,21 +83,11 @@ struct observing_pools_on : round_pools_on {
         for (const twin_append& item : items) rows += item.rows;
         for (uint32_t l = 0; l < layers(); ++l) {
             const kv_layer& layer = kinds.layers[l];
-            if (stores(l)) {
-                twin_tensor keys = make_tensor(rows, 2, 64), values = make_tensor(rows, 2, 64);
-                fill(keys, items, [&](uint32_t position, uint32_t head) {
-                    const double level = spread(position + head_step * head + 31.0 * l);
-                    return two_levels ? level < 0.6 ? 0.2 : 1.7 : 1.9 * level;
-                });
-                draw(values);
-                device().enqueue("inputs", upload(values));
-                write(steps, l, keys, values);
-            }
+            twin_tensor keys = make_tensor(rows, 2, 64), values = make_tensor(rows, 2, 64);
             twin_tensor queries = make_tensor(rows, layer.query_heads, 64);
             twin_tensor out = make_tensor(rows, layer.query_heads, 64);
-            fill(queries, items, [&](uint32_t position, uint32_t head) {
-                return 0.2 + 0.1 * spread(3.0 * position + head);
-            });
+            fill_inputs(l, items, keys, values, queries);
+            if (stores(l)) write(steps, l, keys, values);
             attend_both(steps, l, queries, out);
             expect(out, bound_of(l));
         }

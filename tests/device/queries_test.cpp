@@ -1,5 +1,6 @@
 // Statistics of queries that kv_attend of a CUDA pool gathers: those of a CPU pool, behind forks,
 // cancelled steps and rounds. Rounds by them are in rounds_test.cpp.
+#include "gathered_queries.hpp"
 #include "round_pools.hpp"
 
 using namespace kvrt;
@@ -7,41 +8,10 @@ using namespace kvrt::cuda;
 
 namespace {
 
-struct gathered {
-    std::vector<float> arrays[6];
-    kv_query_statistics statistics = KV_INIT(kv_query_statistics);
-
-    gathered(kv_pool* pool, kv_seq sequence, uint32_t layer) {
-        for (std::vector<float>& array : arrays) array.assign(4 * 32, -1.0f);
-        statistics.layer = layer;
-        statistics.query_heads = 4;
-        statistics.bands = 32;
-        statistics.mean_real = arrays[0].data();
-        statistics.mean_imaginary = arrays[1].data();
-        statistics.mean_magnitude = arrays[2].data();
-        statistics.variance_real = arrays[3].data();
-        statistics.variance_imaginary = arrays[4].data();
-        statistics.covariance = arrays[5].data();
-        const kv_status verdict = kv_seq_get_statistics(pool, sequence, &statistics);
-        REQUIRE_MESSAGE(verdict == KV_OK, std::string(message_buffer()));
-    }
-};
-
 void compare_statistics(round_pools& pools, const twin_sequence& sequence, uint64_t tokens) {
     for (const uint32_t layer : {0u, 1u, 3u}) {
         CAPTURE(layer);
-        const gathered device(pools.pools[0], sequence.of[0], layer);
-        const gathered cpu(pools.pools[1], sequence.of[1], layer);
-        CHECK(device.statistics.tokens == tokens);
-        CHECK(cpu.statistics.tokens == tokens);
-        double worst = 0.0;
-        for (uint32_t array = 0; array < 6; ++array) {
-            for (std::size_t i = 0; i < cpu.arrays[array].size(); ++i) {
-                worst = std::max(worst, std::abs(double{device.arrays[array][i]} -
-                                                 double{cpu.arrays[array][i]}));
-            }
-        }
-        CHECK(worst < 2e-6);
+        CHECK(worst_of_gathered(pools, sequence, layer, tokens) < 2e-6);
     }
 }
 
@@ -78,27 +48,6 @@ TEST_CASE("queries that kv_attend sees on a device are those that it sees on the
     compare_statistics(pools, child, 45);
     pools.compare(child);
     CHECK(pools.differences == 0);
-}
-
-TEST_CASE("a captured kv_attend gathers no queries: it says so, or is told to leave them out") {
-    round_pools pools;
-    kv_policy policy = policy_of(KV_SCORER_EXPECTED_ATTENTION);
-    policy.flags = KV_POLICY_STATISTICS_ONLINE;
-    twin_sequence sequence = pools.create(&policy);
-    pools.step({{&sequence, 9, 9}});
-    kv_step* steps[2];
-    pools.begin({{&sequence, 1, 1}}, steps);
-    pools.write_layer(steps, 0, 1);
-    twin_tensor queries = pools.make_tensor(1, 4, 64), out = pools.make_tensor(1, 4, 64);
-    pools.host.fake.begin_capture(pools.host.stream);
-    kv_attend_options options = KV_INIT(kv_attend_options);
-    CHECK(kv_attend(steps[0], 0, &queries.on_device, &out.on_device, &options) == KV_UNSUPPORTED);
-    CHECK(message_has("KV_ATTEND_NO_STATISTICS"));
-    options.flags = KV_ATTEND_NO_STATISTICS;
-    CHECK(kv_attend(steps[0], 0, &queries.on_device, &out.on_device, &options) == KV_OK);
-    CHECK(pools.host.fake.end_capture(pools.host.stream).size() == 2);  // pieces, and their sum
-    pools.cancel(steps);
-    compare_statistics(pools, sequence, 9);
 }
 
 TEST_CASE("a fork whose copies the device refuses leaves no children, and no handles of them") {

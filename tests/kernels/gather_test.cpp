@@ -54,11 +54,12 @@ struct gathering {
     kernels::query_memory memory() {
         return {totals.data(), pending.data(), counts.data(), length, first_head + heads};
     }
-    /// Rows of place 1 behind `before` others, from `position` on.
-    void gather(uint32_t before, uint32_t rows, uint64_t position, bool begins, bool counts_before,
+    /// Rows of place 1 behind `before` others, from `position` on: of the second of three items, of
+    /// which the others gather nothing, in a step of its own.
+    void gather(uint32_t before, uint32_t rows, uint32_t position, bool begins,
                 thread_order order) {
         device_tensor queries(test.type, before + rows, heads, test.dim, 5);
-        queries.fill(static_cast<uint32_t>(position) + rows);
+        queries.fill(position + rows);
         kernels::query_parameters call;
         call.memory = memory();
         call.first_band = first_band;
@@ -70,12 +71,23 @@ struct gathering {
         call.rotated = rope.rotated_bands();
         call.interleaved = rope.style == KV_ROPE_INTERLEAVED;
         call.inverse_factor = static_cast<float>(1.0 / rope.attention_factor);
-        call.count = 1;
         for (uint32_t f = 0; f < call.rotated; ++f) {
             call.turns[f] = rope.inverse_frequencies[f] * 0.15915494309189535;
         }
-        call.items[0] = {position, 1, before, rows, begins ? 1u : 0, counts_before ? 1u : 0, 0};
-        const launch_report report = launch({.blocks = heads,
+        const uint32_t place = begins ? 1 | kernels::begins_anew : 1;
+        const device_array<kernels::gathered_item> items(std::vector<kernels::gathered_item>{
+            {kernels::no_sequence, 0}, {place, committed_}, {kernels::no_sequence, 0}});
+        const device_array<uint32_t> step(std::vector<uint32_t>{++step_});
+        const device_array<uint32_t> query_start(
+            std::vector<uint32_t>{0, before, before + rows, before + rows});
+        std::vector<uint32_t> positions(before, 9999);
+        for (uint32_t r = 0; r < rows; ++r) positions.push_back(position + r);
+        const device_array<uint32_t> on_positions(positions);
+        call.items = items.data();
+        call.step = step.data();
+        call.query_start = query_start.data();
+        call.positions = on_positions.data();
+        const launch_report report = launch({.blocks = 3 * heads,
                                              .threads = kernels::gather_threads,
                                              .shared_bytes = kernels::gather_shared_bytes,
                                              .order = order},
@@ -110,12 +122,13 @@ struct gathering {
         kvrt::commit_queries(kvrt::query_sums_at(last_.data() + first_band, length), heads * bands,
                              kvrt::query_sums_at(cpu_totals.data() + first_band, length));
         cpu_tokens += last_rows_;
+        committed_ = step_;
         for (size_t i = 0; i < definition.size(); ++i) definition[i] += last_queries_[i];
     }
-    void make_moments(bool counts_before) {
+    void make_moments() {
         const std::vector<kernels::moments_lane> listed = {
             {first_band, first_head, 0, kernels::no_sequence},
-            {first_band, first_head, 1, counts_before ? 1u : 0}};
+            {first_band, first_head, 1, committed_}};
         const device_array<kernels::moments_lane> lanes(listed);
         kernels::moments_parameters call{memory(), lanes.data(), 2, heads, bands};
         const launch_report report = launch({.blocks = 2 * heads,
@@ -169,7 +182,7 @@ struct gathering {
         return stored * std::polar(1.0 / rope.attention_factor, -angle);
     }
     std::vector<float> last_;
-    uint32_t last_rows_ = 0;
+    uint32_t last_rows_ = 0, step_ = 0, committed_ = 0;
     std::vector<std::complex<double>> last_queries_;
 };
 
@@ -188,24 +201,25 @@ TEST_CASE("gathering kernels: sums, totals and moments of queries before rotatio
         CAPTURE(index);
         const thread_order order = emulator::all_orders[index++ % std::size(emulator::all_orders)];
         gathering run(each);
-        run.gather(2, 75, 0, true, false, order);
+        run.gather(2, 75, 0, true, order);
         run.commit();
-        run.gather(0, 1, 75, false, true, order);
+        run.gather(0, 1, 75, false, order);
         run.commit();
-        run.gather(1, 16, 76, false, true, order);  // of a step that is cancelled
-        run.gather(1, 3, 76, false, false, order);
+        run.gather(1, 16, 76, false, order);  // of a step that is cancelled
+        run.gather(1, 3, 76, false, order);
         run.commit();
-        run.make_moments(true);
+        run.make_moments();
         run.check_moments(1);
-        run.make_moments(true);  // once more: nothing is pending
+        run.make_moments();  // once more: nothing is pending
         run.check_moments(1);
         // Sums that are not finite do not count.
         gathering odd(each);
-        odd.gather(0, 4, 0, true, false, order);
+        odd.gather(0, 4, 0, true, order);
         odd.commit();
-        odd.gather(0, 2, 4, false, true, order);
+        odd.gather(0, 2, 4, false, order);
+        odd.commit();
         odd.pending[(arrays + 2) * odd.length + gathering::first_band] = NAN;
-        odd.make_moments(true);
+        odd.make_moments();
         CHECK(odd.counts.copy()[odd.counts.size() - gathering::heads].tokens == 4);
         CHECK(odd.counts.copy()[odd.counts.size() - 1].tokens == 6);
     }

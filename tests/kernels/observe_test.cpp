@@ -171,55 +171,82 @@ struct observed {
 
 constexpr float untouched = -7.0f;
 
-/// One launch over rows [0, cut) of each sequence, one over the others; no cut: one over all.
+/// Rows [0, cut) of each sequence are listed in front of the others, in a launch of their own or in
+/// one; no cut: all are listed together.
 std::vector<float> observe(const std::vector<observed>& cohort, bool counts, uint32_t cut,
-                           thread_order order) {
-    const uint64_t length = heads * cohort[0].stride;
-    std::vector<float> all(cohort.size() * length, untouched);
+                           bool in_waves, uint32_t blocks, thread_order order) {
+    const uint32_t sequences = static_cast<uint32_t>(cohort.size());
+    const uint64_t length = heads * cohort[0].stride, marks_stride = cohort[0].stride / 256 + 1;
+    std::vector<float> all(sequences * length, untouched);
     for (const observed& each : cohort) {
         all.insert(all.end(), each.before.begin(), each.before.end());
     }
     device_array<float> sums(all);
-    for (uint32_t part = 0; part < (cut == 0 ? 1u : 2u); ++part) {
+    device_array<uint32_t> marks(std::vector<uint32_t>(2 * sequences * heads * marks_stride));
+    const uint32_t parts = cut == 0 ? 1 : 2;
+    for (uint32_t wave = 0; wave < (in_waves ? parts : 1u); ++wave) {
         std::vector<uint16_t> weights;
         std::vector<float> largest;
-        kernels::observe_parameters call;
-        for (const observed& each : cohort) {
+        std::vector<kernels::attend_sequence> listed;
+        std::vector<kernels::observe_item> items = {{}};  // of a wave before
+        std::vector<kernels::observe_wave> waves = {{0, 1, 1, 0}, {1, sequences, 0, 7}};
+        for (uint32_t i = 0; i < sequences; ++i) {
+            const observed& each = cohort[i];
             const sequence_case& test = each.test;
-            const uint32_t middle = std::min(cut, test.rows);
-            kernels::observe_item& item = call.items[call.count];
-            item.first_kept = part == 0 ? 0 : middle;
-            item.end_kept = part == 0 && cut != 0 ? middle : test.rows;
-            item.kept = static_cast<uint32_t>(largest.size() / query_heads);
-            item.sums = call.count * length;
-            item.before =
-                test.slots_before == 0 ? kernels::no_sums : (cohort.size() + call.count) * length;
+            kernels::observe_item item = {};
+            item.array = i;
+            item.before = test.slots_before == 0 ? kernels::no_array : sequences + i;
             item.slots = test.slots;
             item.slots_before = test.slots_before;
-            item.rows = test.rows;
-            item.first_row = test.first_row;
-            item.begins = part == 0 ? 1 : 0;
-            item.before_decays = test.before_decays ? 1 : 0;
+            item.rows_of_decay =
+                test.before_decays ? test.rows - std::min(test.rows, test.first_row) : 0;
+            item.first_sequence = static_cast<uint32_t>(listed.size());
+            item.first_stretch = waves[1].stretches;
             item.counts = counts ? 1 : 0;
             item.log2_decay = std::log2(test.decay);
-            each.keep(item.first_kept, item.end_kept, false, weights, largest);
-            largest.insert(largest.end(), each.log_sums.begin() + item.first_kept * query_heads,
-                           each.log_sums.begin() + item.end_kept * query_heads);
-            weights.resize(largest.size() * 16, 0x7e00);
-            call.most_slots = std::max(call.most_slots, test.slots);
-            ++call.count;
+            waves[1].stretches += kernels::observe_stretches(test.slots);
+            const uint32_t middle = cut == 0 ? test.rows : std::min(cut, test.rows);
+            for (uint32_t part = in_waves ? wave : 0; part < (in_waves ? wave + 1 : parts);
+                 ++part) {
+                const uint32_t begin = part == 0 ? 0 : middle;
+                const uint32_t end = part == 0 ? middle : test.rows;
+                const uint32_t first = std::clamp(test.first_row, begin, end);
+                kernels::attend_sequence sequence = {};
+                sequence.rows = end - begin;
+                sequence.slots = test.slots - (test.rows - end);
+                sequence.kept = static_cast<uint32_t>(largest.size() / query_heads);
+                sequence.kept_rows = end - first;
+                each.keep(first, end, false, weights, largest);
+                largest.insert(largest.end(), each.log_sums.begin() + first * query_heads,
+                               each.log_sums.begin() + end * query_heads);
+                weights.resize(largest.size() * 16, 0x7e00);
+                listed.push_back(sequence);
+                ++item.sequences;
+            }
+            items.push_back(item);
         }
-        device_array<uint16_t> on_weights(weights);
-        device_array<float> on_largest(largest);
-        call.kept = {on_weights.data(), on_largest.data()};
+        const device_array<uint16_t> on_weights(weights);
+        const device_array<float> on_largest(largest);
+        const device_array<kernels::attend_sequence> on_listed(listed);
+        const device_array<kernels::observe_item> on_items(items);
+        const device_array<kernels::observe_wave> on_waves(waves);
+        kernels::observe_parameters call;
+        call.kept = {const_cast<uint16_t*>(on_weights.data()),
+                     const_cast<float*>(on_largest.data())};
         call.sums = sums.data();
         call.sums_stride = cohort[0].stride;
+        call.array_stride = length;
+        call.marks = marks.data();
+        call.marks_stride = marks_stride;
+        call.marks_array_stride = heads * marks_stride;
+        call.sequences = on_listed.data();
+        call.items = on_items.data();
+        call.wave = on_waves.data() + 1;
         call.kv_heads = heads;
         call.group = group;
+        call.blocks = blocks != 0 ? blocks : kernels::observe_blocks(waves[1].stretches, heads);
         const launch_report report =
-            launch({.blocks = kernels::observe_blocks(call.count, heads, call.most_slots),
-                    .threads = kernels::observe_threads,
-                    .order = order},
+            launch({.blocks = call.blocks, .threads = kernels::observe_threads, .order = order},
                    [&] { kernels::observe_rows<context>(call); });
         REQUIRE_MESSAGE(report.clean(), report.text());
     }
@@ -228,7 +255,7 @@ std::vector<float> observe(const std::vector<observed>& cohort, bool counts, uin
 
 }  // namespace
 
-TEST_CASE("observing kernel: the definition, the CPU's sums, one launch or two") {
+TEST_CASE("observing kernel: the definition, the CPU's sums, one launch or two, any blocks") {
     std::vector<sequence_case> cases = {
         {300, 1, 0, 299, 0.97f},      // one token
         {70, 9, 2, 40, 0.9f},         // not all rows count
@@ -241,10 +268,11 @@ TEST_CASE("observing kernel: the definition, the CPU's sums, one launch or two")
     std::mt19937 random(1);
     std::vector<observed> cohort;
     for (const sequence_case& each : cases) cohort.emplace_back(each, 576, random);
+    const thread_order ascending = thread_order::ascending, descending = thread_order::descending;
     for (const bool counts : {false, true}) {
-        const std::vector<float> sums = observe(cohort, counts, 0, thread_order::ascending);
-        CHECK(sums == observe(cohort, counts, 3, thread_order::shuffled));
-        if (!few_cases) CHECK(sums == observe(cohort, counts, 1, thread_order::descending));
+        const std::vector<float> sums = observe(cohort, counts, 0, false, 0, ascending);
+        CHECK(sums == observe(cohort, counts, 3, true, 0, thread_order::shuffled));
+        if (!few_cases) CHECK(sums == observe(cohort, counts, 1, false, 3, descending));
         for (uint32_t i = 0; i < cohort.size(); ++i) {
             CAPTURE(i);
             const observed& each = cohort[i];

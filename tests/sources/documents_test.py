@@ -12,6 +12,7 @@ ROOT = pathlib.Path(__file__).resolve().parents[2]
 PRELUDE = """
 #include <stdio.h>
 #include <stdlib.h>
+#include "kvrt/kv_cuda.h"
 #include "kvrt/kvrt.h"
 static void check(kv_status status) { if (status < 0) exit(1); }
 static int snippet(kv_pool *pool, kv_seq seq, kv_step *step, uint32_t layer, uint32_t layer_count,
@@ -20,7 +21,8 @@ static int snippet(kv_pool *pool, kv_seq seq, kv_step *step, uint32_t layer, uin
                    const kv_seq *sequences, uint32_t running, const uint32_t *next_tokens,
                    uint32_t *first_rows, kv_seq prefilling, const uint32_t *drafts, void *qkv,
                    int32_t *indptr, int32_t *indices, int32_t *last_page_len,
-                   int64_t *slot_mapping, int32_t *kv_len, float *k, float *v, float *q, float *o) {
+                   int64_t *slot_mapping, int32_t *kv_len, float *k, float *v, float *q, float *o,
+                   struct CUstream_st *stream) {
     {
 %s
     }

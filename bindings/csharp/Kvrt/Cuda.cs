@@ -323,11 +323,13 @@ namespace Kvrt
 
         /// <summary>Where the tables of a layer's lane are, from Reserve until the step's end.
         /// kvHead is 0 but with <see cref="Layer.LanePerHead"/>. The layer counts as written.
-        /// </summary>
-        public CudaTables GetCudaTables(uint layer, uint kvHead = 0)
+        /// `attended`: the step replays a graph in which the layer's attention was captured with
+        /// statistics, so that what it observes and gathers counts.</summary>
+        public CudaTables GetCudaTables(uint layer, uint kvHead = 0, bool attended = false)
         {
             kv_cuda_tables tables = default;
             tables.struct_size = (uint)sizeof(kv_cuda_tables);
+            tables.flags = attended ? NativeConstants.KV_CUDA_TABLES_ATTENDED : 0;
             tables.kv_head = kvHead;
             int status;
             PoolLease lease = Enter();

@@ -54,6 +54,8 @@ namespace Kvrt.Tests
                 Check.Fails(Status.Invalid, "CPU", () => step.UseCudaStream((IntPtr)4096));
                 step.Reserve();
                 Check.Fails(Status.Invalid, "", () => step.GetCudaTables(0));
+                Check.Fails(Status.Invalid, "on the CPU",
+                            () => step.GetCudaTables(0, 0, attended: true));
                 var nowhere = new DeviceTensor((IntPtr)4096, DataType.Float16, 1, 2, 32);
                 Check.Fails(Status.Invalid, "on the CPU",
                             () => step.WriteOnDevice(0, nowhere, nowhere));

@@ -147,6 +147,7 @@ namespace Kvrt.Native
         public const uint KV_LIVE_SEQUENCES = 2;
         public const uint KV_LIVE_STEPS = 3;
 
+        public const uint KV_CUDA_TABLES_ATTENDED = 1u << 0;
         public const uint KV_CUDA_SCORE_KERNEL = 0;
         public const uint KV_CUDA_SCORE_PRODUCTS = 1;
         public const uint KV_CUDA_SCORE_MEASURED = 2;

@@ -141,6 +141,7 @@ pub const KV_LIVE_POOLS: u32 = 1;
 pub const KV_LIVE_SEQUENCES: u32 = 2;
 pub const KV_LIVE_STEPS: u32 = 3;
 
+pub const KV_CUDA_TABLES_ATTENDED: u32 = 1;
 pub const KV_CUDA_SCORE_KERNEL: u32 = 0;
 pub const KV_CUDA_SCORE_PRODUCTS: u32 = 1;
 pub const KV_CUDA_SCORE_MEASURED: u32 = 2;

@@ -278,7 +278,17 @@ impl<T: Threading> Step<'_, T> {
     /// Where the tables of a layer's lane are, from `reserve` until the step's end. `kv_head` is 0
     /// but with `Layer::lane_per_head`. The layer counts as written. Errors: Invalid.
     pub fn cuda_tables(&self, layer: u32, kv_head: u32) -> Result<CudaTables> {
-        let mut raw = sys::kv_cuda_tables { kv_head, ..Default::default() };
+        self.tables_on_device(layer, kv_head, 0)
+    }
+
+    /// The same in a step that replays a graph in which the layer's `attend_on_device` was captured
+    /// with statistics: what it observes and gathers counts. Errors: Invalid (also: none was).
+    pub fn cuda_tables_attended(&self, layer: u32, kv_head: u32) -> Result<CudaTables> {
+        self.tables_on_device(layer, kv_head, sys::KV_CUDA_TABLES_ATTENDED)
+    }
+
+    fn tables_on_device(&self, layer: u32, kv_head: u32, flags: u32) -> Result<CudaTables> {
+        let mut raw = sys::kv_cuda_tables { flags, kv_head, ..Default::default() };
         // SAFETY: the struct is filled up to its size.
         self.call(|step| unsafe { sys::kv_cuda_step_tables(step, layer, &mut raw) })?;
         Ok(CudaTables {

@@ -84,6 +84,7 @@ fn a_pool_on_the_cpu_takes_nothing_of_a_device() {
     assert!(refused.to_string().contains("CPU"), "{refused}");
     step.reserve().unwrap();
     assert_eq!(step.cuda_tables(0, 0).unwrap_err().status(), Status::INVALID);
+    assert_eq!(step.cuda_tables_attended(0, 0).unwrap_err().status(), Status::INVALID);
     let nowhere = DeviceTensor::dense(4096, DeviceElement::F16, [1, 2, 64]);
     // SAFETY: as above.
     let refused = unsafe { step.write_on_device(0, &nowhere, &nowhere) }.unwrap_err();
