@@ -111,9 +111,6 @@ void add_round_kernels(fake_driver& fake, const kernel_faults& faults) {
     static const char* int8[] = {"kvrt_score_keys_int8_token_2", "kvrt_score_keys_int8_token_4",
                                  "kvrt_score_keys_int8_token_8", "kvrt_measure_rows_int8_token",
                                  "kvrt_gather_keys_int8_token"};
-    static const char* f32[] = {"kvrt_score_keys_f32_2", "kvrt_score_keys_f32_4",
-                                "kvrt_score_keys_f32_8", "kvrt_measure_rows_f32",
-                                "kvrt_gather_keys_f32"};
     add_reader<coding::plain, number::f32>(fake, f32, change, product);
     add_reader<coding::plain, number::f16>(fake, f16, change, product);
     add_reader<coding::plain, number::bf16>(fake, bf16, change, product);
