@@ -38,7 +38,8 @@ SUITES = ("gpu", "package", "kernels", "sources")
 # all formats, whose kernels the unit tests run under the address sanitizer.
 ALL_FORMATS = "lanes per head: the bits of*,observations: in every format*"
 EMULATED_POOLS = ("*attention_test.cpp,*seal_test.cpp,*round_sets_test.cpp,*observe_test.cpp,"
-                  "*score_products_test.cpp,*queries_test.cpp")
+                  "*score_products_test.cpp,*queries_test.cpp,*sealed_rounds_test.cpp,"
+                  "*replay_test.cpp")
 LEFT_OUT = {
     "asan/test_conformance": [f"-tce={ALL_FORMATS}"],
     "tsan/test_conformance": [f"-tce={ALL_FORMATS}"],

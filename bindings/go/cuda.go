@@ -72,9 +72,9 @@ func (p *Pool) CUDAMemory() (uint64, error) {
 	return uint64(got.count), p.failure(got.result)
 }
 
-// SetCUDAScores is SetScores for [KV heads, tokens] scores of float32 in device memory, which are read
-// behind all that stream has: a CUstream or cudaStream_t of the device's primary context, not the
-// default one. Nobody can check that they are there.
+// SetCUDAScores is SetScores for [KV heads, tokens] scores of float32 in device memory, which are
+// read behind all that stream has: a CUstream or cudaStream_t of the device's primary context, not
+// the default one. Nobody can check that they are there.
 func (p *Pool) SetCUDAScores(sequence Sequence, layer uint32, first, tokens uint64,
 	scores, stream unsafe.Pointer) error {
 	if err := p.enter(); err != nil {
