@@ -251,7 +251,6 @@ fn models_and_configs_keep_to_their_bounds() {
         (config().max_step_tokens(u32::MAX), Status::INVALID, "max_step_tokens"),
         (config().threads(1000), Status::INVALID, "threads"),
         (config().layout(Layout::Other(3)), Status::UNSUPPORTED, "layout 3"),
-        (config().device(Device::Cuda), Status::UNSUPPORTED, "KV_DEVICE_CUDA"),
         (config().device(Device::Other(8)), Status::UNSUPPORTED, "device 8"),
     ] {
         assert_error(Pool::create(&config, &good), status, words);
