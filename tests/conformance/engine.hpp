@@ -60,6 +60,17 @@ struct pool_shape {
     uint32_t max_tokens = 4096;
     uint32_t rope_style = KV_ROPE_HALF;
     uint32_t max_observed_sequences = 0;
+    double rope_theta = 10000.0;
+    const struct recorded_rows* recording = nullptr;  // in place of drawn numbers
+};
+
+/// Rows that a model made, by layer: [position][head][dim], of keys, values and queries.
+struct recorded_rows {
+    struct tensor {
+        uint32_t heads = 0, dim = 0;
+        std::vector<float> numbers;
+    };
+    std::vector<tensor> of[3];
 };
 
 /// A number in [-2, 2) that depends on all of its arguments.
@@ -71,6 +82,14 @@ inline float drawn(uint64_t stream, uint64_t position, uint64_t layer, uint64_t 
     }
     x = (x ^ (x >> 32)) * 0x94d049bb133111ebu;
     return static_cast<float>(static_cast<int64_t>(x >> 40) - (1 << 23)) / (1 << 22);
+}
+
+/// A number of a key (kind 0), value (1) or query (2): recorded where there is a recording.
+inline float number_of(const pool_shape& shape, uint64_t stream, uint64_t position, uint64_t layer,
+                       uint64_t head, uint64_t dim, uint64_t kind) {
+    if (shape.recording == nullptr) return drawn(stream, position, layer, head, dim, kind);
+    const recorded_rows::tensor& rows = shape.recording->of[kind][layer];
+    return rows.numbers.at((position * rows.heads + head) * rows.dim + dim);
 }
 
 /// What one sequence contributes to a step.
@@ -102,6 +121,7 @@ class engine {
         std::vector<kv_storage> demoted_storages(shape.layers.size(), KV_INIT(kv_storage));
         kv_rope rope = KV_INIT(kv_rope);
         rope.style = shape.rope_style;
+        rope.theta = shape.rope_theta;
         for (std::size_t i = 0; i < layers.size(); ++i) {
             const layer_shape& source = shape.layers[i];
             kv_layer& layer = layers[i];
@@ -205,7 +225,7 @@ class engine {
                 for (uint32_t head = 0; head < s.kv_heads; ++head) {
                     for (uint32_t d = 0; d < dim; ++d) {
                         numbers.push_back(
-                            drawn(parts_[i].stream, content, layer, head, d, value ? 1 : 0));
+                            number_of(shape_, parts_[i].stream, content, layer, head, d, value));
                     }
                 }
             }
@@ -222,8 +242,9 @@ class engine {
                     for (uint32_t d = 0; d < s.key_dim; ++d) {
                         const uint64_t p = first_positions_[i] + r + parts_[i].content_shift;
                         const bool outlier = static_cast<int32_t>(head) == s.outlier_head;
-                        numbers.push_back(drawn(parts_[i].stream, p, layer, head, d, 2) *
-                                          (outlier && d == 5 ? 1000.0f : 1.0f));
+                        numbers.push_back(
+                            number_of(shape_, parts_[i].stream, p, layer, head, d, 2) *
+                            (outlier && d == 5 ? 1000.0f : 1.0f));
                     }
                 }
             }

@@ -31,17 +31,18 @@ inline scored pooled(const scored& in, std::size_t end, uint32_t width, bool max
     scored out = in;
     const std::ptrdiff_t half = width / 2;
     for (std::ptrdiff_t slot = 0; slot < static_cast<std::ptrdiff_t>(end); ++slot) {
-        double sum = 0.0, slack = 0.0, best = 0.0;
+        double sum = 0.0, slack = 0.0, best = 0.0, loosest = 0.0;
         for (std::ptrdiff_t i = std::max<std::ptrdiff_t>(0, slot - half);
              i <= std::min<std::ptrdiff_t>(static_cast<std::ptrdiff_t>(end) - 1, slot + half);
              ++i) {
             sum += in.score[static_cast<std::size_t>(i)] / width;
             slack += in.slack[static_cast<std::size_t>(i)] / width;
             best = std::max(best, in.score[static_cast<std::size_t>(i)]);
+            loosest = std::max(loosest, in.slack[static_cast<std::size_t>(i)]);
         }
         const std::size_t at = static_cast<std::size_t>(slot);
         out.score[at] = maximum ? best : sum;
-        out.slack[at] = maximum ? weight_error * best + 1e-9 : slack;
+        out.slack[at] = maximum ? loosest : slack;
     }
     return out;
 }
@@ -104,6 +105,17 @@ inline std::vector<double> redundancy(const tracker& t, uint32_t layer, uint32_t
     return column;
 }
 
+/// What rotates together, as a complex number, and by how much from position to position.
+inline std::complex<double> pair_of(const tracker& t, const double* row, uint32_t band,
+                                    uint32_t half) {
+    return t.host().shape().rope_style == KV_ROPE_INTERLEAVED
+               ? std::complex<double>(row[2 * band], row[2 * band + 1])
+               : std::complex<double>(row[band], row[band + half]);
+}
+inline double frequency_of(const tracker& t, const layer_shape& s, uint32_t band) {
+    return std::pow(t.host().shape().rope_theta, -2.0 * band / s.key_dim);
+}
+
 /// TriAttention: the mean logit of queries 1, 2, 4, ... 65536 positions ahead and the part of the
 /// norms, as z-scores over the candidates, of which a group's greatest counts.
 inline std::vector<double> triattention(const tracker& t, uint32_t layer, uint32_t head,
@@ -117,13 +129,13 @@ inline std::vector<double> triattention(const tracker& t, uint32_t layer, uint32
     for (uint32_t member = 0; member < group; ++member) {
         std::vector<double> score(retained.size(), 0.0);
         for (uint32_t band = 0; band < half; ++band) {
-            const double frequency = std::pow(10000.0, -2.0 * band / s.key_dim);
+            const double frequency = frequency_of(t, s, band);
             std::complex<double> mean = 0.0, future = 0.0;
             double magnitude = 0.0;
             for (std::size_t i = 0; i < whole.queries.size(); ++i) {
                 const double* q =
                     whole.queries[i].data() + (head * group + member) * std::size_t{s.key_dim};
-                const std::complex<double> rotated(q[band], q[band + half]);
+                const std::complex<double> rotated = pair_of(t, q, band, half);
                 mean += rotated *
                         std::polar(1.0 / seen,
                                    -frequency * static_cast<double>(whole.query_positions[i]));
@@ -135,7 +147,7 @@ inline std::vector<double> triattention(const tracker& t, uint32_t layer, uint32
             }
             for (const std::size_t slot : chosen) {
                 const std::vector<double> k = t.key(layer, head, retained[slot]);
-                const std::complex<double> key(k[band], k[band + half]);
+                const std::complex<double> key = pair_of(t, k.data(), band, half);
                 score[slot] +=
                     (future * std::conj(key)).real() + (magnitude - std::abs(mean)) * std::abs(key);
             }
@@ -204,7 +216,8 @@ inline scored scores_of(const tracker& t, uint32_t layer, uint32_t head, const k
             for (std::size_t slot = 0; slot < count; ++slot) {
                 const double part = (1.0 - weight) * importance.score[slot] / total;
                 importance.score[slot] = part - weight * redundant[slot];
-                importance.slack[slot] = 3 * weight_error * part + 1e-5 * redundant[slot];
+                importance.slack[slot] = (1.0 - weight) * importance.slack[slot] / total +
+                                         2 * weight_error * part + 1e-5 * redundant[slot];
             }
             return importance;
         }
@@ -258,7 +271,7 @@ inline scored scores_of(const tracker& t, uint32_t layer, uint32_t head, const k
                 // mean rotation of the next 512 positions.
                 std::vector<double> logits(count, 0.0);
                 for (uint32_t band = 0; band < half; ++band) {
-                    const double frequency = std::pow(10000.0, -2.0 * band / s.key_dim);
+                    const double frequency = frequency_of(t, s, band);
                     std::vector<std::complex<double>> queries;
                     std::complex<double> mean = 0.0, turned = 0.0;
                     for (std::size_t i = 0; i < whole.queries.size(); ++i) {
@@ -266,8 +279,7 @@ inline scored scores_of(const tracker& t, uint32_t layer, uint32_t head, const k
                                           (head * group + member) * std::size_t{s.key_dim};
                         const double angle =
                             -frequency * static_cast<double>(whole.query_positions[i]);
-                        queries.push_back(std::complex<double>(q[band], q[band + half]) *
-                                          std::polar(1.0, angle));
+                        queries.push_back(pair_of(t, q, band, half) * std::polar(1.0, angle));
                         mean += queries.back() / tokens;
                     }
                     double first = 0.0, second = 0.0, both = 0.0;
@@ -282,7 +294,7 @@ inline scored scores_of(const tracker& t, uint32_t layer, uint32_t head, const k
                     }
                     for (std::size_t i = 0; i < count; ++i) {
                         const std::vector<double> k = t.key(layer, head, mine.retained[i]);
-                        const std::complex<double> key(k[band], k[band + half]);
+                        const std::complex<double> key = pair_of(t, k.data(), band, half);
                         const std::complex<double> back = std::conj(turned) * key;
                         const double dim = s.key_dim;
                         logits[i] += (mean * std::conj(back)).real() / std::sqrt(dim);

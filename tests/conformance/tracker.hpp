@@ -11,11 +11,14 @@ namespace conformance {
 
 /// Weights are kept as f16, and exponentials are fast ones.
 inline constexpr double weight_error = 1.2e-3;
+/// Half a step of the smallest f16: what a small weight of one query may be off by.
+inline constexpr double small_weight_error = 1.0 / (1 << 25);
 
 /// What a query row gave the positions of one KV head, summed over its query heads.
 struct observed_row {
     std::vector<double> weight;               // [position]; behind the end: 0
     std::vector<double> count, maybe_counts;  // at least the mean; or too close to tell
+    double queries = 0.0;                     // that were summed
 };
 
 struct scored {
@@ -132,7 +135,8 @@ class tracker {
                             uint32_t dim) const {
         std::vector<double> numbers(dim);
         for (uint32_t d = 0; d < dim; ++d) {
-            numbers[d] = double{drawn(streams_[position], position, layer, head, d, kind)};
+            numbers[d] = double{
+                number_of(host_->shape(), streams_[position], position, layer, head, d, kind)};
         }
         return numbers;
     }
@@ -172,6 +176,7 @@ class tracker {
                 double total = 0.0;
                 for (const double l : logit) total += std::exp(l);
                 const double mean = 1.0 / static_cast<double>(seen.size());
+                found.queries += 1.0;
                 for (std::size_t i = 0; i < seen.size(); ++i) {
                     const double weight = std::exp(logit[i]) / total;
                     found.weight[seen[i]] += weight;
@@ -186,6 +191,7 @@ class tracker {
             }
             // Another layer's query of the same row: the owner came first.
             observed_row& row_of_owner = head.rows[head.rows.size() - rows + r];
+            row_of_owner.queries += found.queries;
             for (std::size_t p = 0; p <= position; ++p) {
                 row_of_owner.weight[p] += found.weight[p];
                 row_of_owner.count[p] += found.count[p];
@@ -219,11 +225,13 @@ inline scored observed_scores(const tracked_head& head, const counted_rows& rule
                 slack += 0.5 * at(row.maybe_counts, position);
             } else {
                 score += factor * at(row.weight, position);
+                if (position < row.weight.size())
+                    slack += factor * row.queries * small_weight_error;
             }
             factor *= rule.decay;
         }
         found.score.push_back(score);
-        found.slack.push_back(rule.counts ? slack + 1e-3 : weight_error * score + 1e-9);
+        found.slack.push_back(slack + (rule.counts ? 1e-3 : weight_error * score + 1e-9));
     }
     return found;
 }
