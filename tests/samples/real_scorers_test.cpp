@@ -2,7 +2,7 @@
 // model: an early, a middle and its last layer, whose channels differ far more than drawn ones do.
 #include <doctest/doctest.h>
 
-#include "conformance/scorer_reference.hpp"
+#include "conformance/draws.hpp"
 #include "dense_cache.hpp"
 #include "real_model.hpp"
 
@@ -184,4 +184,10 @@ TEST_CASE("scorers on a real model: by content and by what is expected") {
         t.step(1);
         check_round(t, policy, KV_SELECT_PER_LAYER_PER_HEAD, {});
     }
+}
+
+TEST_CASE("scorers on a real model: what VaSE draws, by attention and by sketches") {
+    engine host(real_shape());
+    check_vase_attention(host, 1, 1);
+    check_vase_sketch(host, 2, 0);
 }
