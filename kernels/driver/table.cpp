@@ -48,7 +48,7 @@ status device_table::create(device_context& device, host_allocator& allocator, u
         return fail(KV_TOO_LARGE, "a table of {} words: line numbers have 32 bits", words);
     }
     KVRT_TRY(image_.allocate(allocator, lines * line_words, "image of device tables",
-                             memory_contents::scratch));
+                             memory_contents::undefined));
     KVRT_TRY(marks_.allocate(allocator, ceil_divide<uint64_t>(lines, 64), "marks of tables"));
     KVRT_TRY(
         groups_.allocate(allocator, ceil_divide<uint64_t>(marks_.size(), 64), "marks of tables"));
