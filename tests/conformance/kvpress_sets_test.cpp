@@ -143,7 +143,7 @@ bool is_kept_by(const std::vector<double>& score, const std::vector<uint32_t>& k
 }
 
 struct parity_case {
-    const char* name;
+    std::string name;
     kv_policy policy;
     press rule;
     std::vector<press> others;  // each of which keeps other sets
@@ -167,15 +167,15 @@ std::vector<parity_case> parity_cases() {
     return {
         {"SnapKVPress", kept_as(KV_SCORER_SNAPKV, apart, 64, 5, 64), snapkv({}), unlike_snapkv,
          true},
-        {"SnapKVPress, by this library's defaults", kept_as(KV_SCORER_SNAPKV, 0, 0, 0, 64),
-         snapkv({}), unlike_snapkv, true},
+        {"SnapKVPress, by this library's defaults",
+         kept_as(KV_SCORER_SNAPKV, KV_SELECT_DEFAULT, 0, 0, 64), snapkv({}), unlike_snapkv, true},
         {"SnapKVPress, of a short window",
          kept_as(KV_SCORER_SNAPKV, apart, 9, 7, 9),
          snapkv({9, 7}),
          {snapkv({9, 5}), snapkv({9, 7, false}), snapkv({9, 7, true, true})},
          true},
         {"TOVAPress",
-         kept_as(KV_SCORER_TOVA, KV_SELECT_PER_LAYER, 0, 0, 1),
+         kept_as(KV_SCORER_TOVA, KV_SELECT_DEFAULT, 0, 0, 1),
          tova(true),
          {tova(false)},
          true},
