@@ -48,7 +48,7 @@ LEFT_OUT = {
                          "a graph of a step*,rounds on the device*,a captured decode step*,"
                          "lanes whose rows*,steps at random*,whenever*own kernels*"],
     "tsan/test_device": [f"-sfe={EMULATED_POOLS},*verbs_test.cpp,*rounds*_test.cpp,"
-                         "*fit_test.cpp,*cuda_stream_test.cpp"],
+                         "*fit_test.cpp,*cuda_stream_test.cpp,*given_test.cpp,*debug_test.cpp"],
     "tsan/test_unit": ["-tce=*definition says*"],
 }
 SANITIZER_OPTIONS = {

@@ -169,6 +169,7 @@ TEST_CASE("drawing kernel: scores become what the CPU's do, by seed, round, laye
     std::vector<float> scores, expected;
     for (const scores_like kind : {scores_like::normal, scores_like::odd}) {
         for (const kvrt::guarded_slots& each : some_candidates(slots)) {
+            if (few_cases && sets.size() == 2) break;  // four blocks
             const uint32_t index = static_cast<uint32_t>(sets.size());
             kernels::sample_set set{};
             set.scores = index * stride;

@@ -83,18 +83,18 @@ TEST_CASE("compact kernels of tiles: bytes, positions, sums and counts of a coho
         {200, 2, 7, 170, 0},                  // full blocks that were not sealed yet
         {200, 6, 0, 100, 0, 0, false, true},  // nothing moves but the tail is opened
     };
-    if (few_cases) cohort.resize(2);
+    if (few_cases) cohort.resize(1);
     const lane_description kivi = {.block_tokens = 32,
                                    .key_dim = 40,
                                    .value_dim = 72,
                                    .key_format = KV_FORMAT_KIVI4,
                                    .value_format = KV_FORMAT_KIVI4};
     const lane_description kvarn = {.block_tokens = 32,
-                                    .kv_heads = few_cases ? 1u : 2u,
+                                    .kv_heads = 2,
                                     .key_format = KV_FORMAT_KVARN4,
                                     .value_format = KV_FORMAT_KVARN2};
     for (const thread_order order : tested_orders) {
         check(kivi, cohort, 3, order);
-        check(kvarn, cohort, 12, order);
+        if (!few_cases) check(kvarn, cohort, 12, order);
     }
 }
