@@ -49,12 +49,15 @@ status block_fills::enqueue_fill(device_context& device, device_pointer target, 
 void block_fills::fill(device_context& device, device_pointer target, uint64_t bytes,
                        uint32_t value) {
     const status verdict = enqueue_fill(device, target, bytes, value);
-    if (verdict < 0) failed_ = verdict;
+    if (verdict == KV_OK || failed_ < 0) return;
+    failed_ = verdict;
+    std::strncpy(reason_, message_buffer(), sizeof reason_ - 1);
 }
 
 status block_fills::settle(stream_handle stream) {
     if (failed_ < 0) {
-        return fail(failed_, "KV_POOL_DEBUG: blocks could not be filled on the device");
+        return fail(failed_, "KV_POOL_DEBUG: blocks could not be filled on the device: {}",
+                    static_cast<const char*>(reason_));
     }
     if (!pending_) return KV_OK;
     const current_context here(*device_);

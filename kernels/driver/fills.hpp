@@ -38,6 +38,7 @@ class block_fills {
     std::byte* host_ = nullptr;     ///< pinned
     bool pending_ = false;          ///< no step waits for the last fill yet
     status failed_ = KV_OK;
+    char reason_[256] = {};  ///< of the first fill that failed
 };
 
 }  // namespace kvrt::cuda

@@ -93,5 +93,7 @@ TEST_CASE("a block that cannot be filled is told by the next call that needs the
     of.pools.host.fake.inject("cuMemsetD8Async", error_out_of_memory, 0);
     CHECK(kv_step_reserve(step, nullptr) == KV_NO_MEMORY);
     CHECK(message_has("KV_POOL_DEBUG"));
+    CHECK(message_has("cuMemsetD8Async"));
+    CHECK(message_has("CUDA_ERROR_OUT_OF_MEMORY"));
     REQUIRE(kv_step_cancel(step) == KV_OK);
 }
