@@ -1,6 +1,6 @@
 // Layers with KV_LAYER_CACHE_POSITIONS: keys before rotation, turned by their slots. Attention of
 // evicted sequences is that of the kept tokens at positions 0, 1, 2 ..., after a million tokens as
-// after a thousand.
+// after a thousand. Plain layers beside them: of the kept tokens as the engine turned them.
 #include "tables.hpp"
 
 using namespace conformance;
@@ -31,13 +31,15 @@ constexpr uint64_t period = 315 * chunk;  // of the text, and of what is retaine
 /// A text that repeats itself, all but its first tokens, read through a cache of `budget` tokens
 /// and a chunk.
 struct reader {
+    bool by_slots;  ///< keys are turned by their slots; else they come as the engine turned them
     engine host;
     kv_seq sequence;
     uint64_t seen = 0;
     uint64_t most_blocks = 0;
 
-    static pool_shape shape() {
-        layer_shape layer = by_slot();
+    static pool_shape shape(bool by_slots) {
+        layer_shape layer;
+        layer.cache_positions = by_slots;
         layer.query_heads = 2;
         layer.kv_heads = 1;
         layer.value_dim = 32;
@@ -54,7 +56,7 @@ struct reader {
         made.every = chunk;
         return made;
     }
-    reader() : host(shape()) {
+    explicit reader(bool turned) : by_slots(turned), host(shape(turned)) {
         const kv_policy streaming = policy();
         sequence = host.create(&streaming);
     }
@@ -75,6 +77,11 @@ struct reader {
         return out;
     }
 
+    /// A key or query as attention sees it.
+    std::vector<double> seen_at(const std::vector<double>& row, std::size_t slot) const {
+        return by_slots ? rotated_half(row, static_cast<double>(slot)) : row;
+    }
+
     /// What attention has to give for the next rows, from the positions that are retained now.
     std::vector<double> expected(uint32_t rows) {
         std::vector<uint64_t> kept;
@@ -84,16 +91,14 @@ struct reader {
         std::vector<std::vector<double>> keys, values;
         for (std::size_t slot = 0; slot < kept.size(); ++slot) {
             const uint64_t content = content_of(kept[slot]);
-            keys.push_back(
-                rotated_half(numbers(stream, content, 0, 32, 0), static_cast<double>(slot)));
+            keys.push_back(seen_at(numbers(stream, content, 0, 32, 0), slot));
             values.push_back(numbers(stream, content, 0, 32, 1));
         }
         std::vector<double> out, logs;
         for (uint32_t r = 0; r < rows; ++r) {
             for (uint32_t head = 0; head < 2; ++head) {
                 const std::vector<double> query =
-                    rotated_half(numbers(stream, content_of(seen + r), head, 32, 2),
-                                 static_cast<double>(before + r));
+                    seen_at(numbers(stream, content_of(seen + r), head, 32, 2), before + r);
                 std::vector<double> sums(32);
                 double denominator = 0.0;
                 for (std::size_t slot = 0; slot <= before + r; ++slot) {
@@ -115,7 +120,10 @@ struct reader {
 }  // namespace
 
 TEST_CASE("streaming through 1,000,000 tokens: the same attention at the end as near the start") {
-    reader text;
+    bool by_slots = true;
+    SUBCASE("positions in the cache") {}
+    SUBCASE("positions in the text") { by_slots = false; }
+    reader text(by_slots);
     constexpr uint64_t end = 1'000'000, end_of_chunks = end - 200;
     // Beyond the first period everything repeats itself, to the last bit.
     std::vector<float> second_period;
