@@ -13,6 +13,7 @@
 #include <vector>
 
 #include "gguf.hpp"
+#include "matrix_products.hpp"
 #include "outcome.hpp"
 #include "tokenizer.hpp"
 
@@ -103,6 +104,7 @@ class forward_pass {
 
     const llama_model& model_;
     std::size_t most_rows_;
+    const matrix_products* products_ = nullptr;
     std::vector<float> state_;       // [rows, embedding]: the residual stream
     std::vector<float> normalised_;  // [rows, embedding]
     std::vector<float> packed_;      // [rows, query + key + value]

@@ -1,12 +1,12 @@
 // The forward pass: embedding, then per layer attention and feed-forward on a residual stream, then
 // logits for the rows that want them.
-#include <cblas.h>
 #include <fmt/format.h>
 
 #include <algorithm>
 #include <cmath>
 
 #include "llama.hpp"
+#include "matrix_products.hpp"
 
 namespace generate {
 
@@ -14,16 +14,18 @@ namespace {
 
 // out[rows, outputs] = in[rows, inputs] * m + beta * out. One row is a matrix-vector product, which
 // reads each weight once and is bound by memory.
-void multiply(const matrix& m, std::size_t rows, const float* in, float* out, float beta = 0.0f) {
+void multiply(const matrix_products& products, const matrix& m, std::size_t rows, const float* in,
+              float* out, float beta = 0.0f) {
     const auto outputs = static_cast<blasint>(m.outputs);
     const auto inputs = static_cast<blasint>(m.inputs);
     if (rows == 1) {
-        cblas_sgemv(CblasColMajor, CblasNoTrans, outputs, inputs, 1.0f, m.weights.data(), outputs,
-                    in, 1, beta, out, 1);
+        products.with_vector(CblasColMajor, CblasNoTrans, outputs, inputs, 1.0f, m.weights.data(),
+                             outputs, in, 1, beta, out, 1);
         return;
     }
-    cblas_sgemm(CblasRowMajor, CblasNoTrans, CblasNoTrans, static_cast<blasint>(rows), outputs,
-                inputs, 1.0f, in, inputs, m.weights.data(), outputs, beta, out, outputs);
+    products.with_matrix(CblasRowMajor, CblasNoTrans, CblasNoTrans, static_cast<blasint>(rows),
+                         outputs, inputs, 1.0f, in, inputs, m.weights.data(), outputs, beta, out,
+                         outputs);
 }
 
 // out = in / root mean square(in) * weights, row by row.
@@ -58,8 +60,9 @@ void rotate_heads(float* head, std::size_t heads, std::size_t head_dim, std::siz
 }  // namespace
 
 void set_matrix_threads(int threads) {
-    if (threads > 0) {
-        openblas_set_num_threads(threads);
+    const auto products = load_matrix_products();
+    if (products && threads > 0) {
+        (*products)->set_threads(threads);
     }
 }
 
@@ -88,6 +91,11 @@ outcome<nothing> forward_pass::run(const batch& rows, attention_cache& cache,
                         "and room for the logits",
                         count, most_rows_)};
     }
+    const auto products = load_matrix_products();
+    if (!products) {
+        return products.failure();
+    }
+    products_ = *products;
     const std::size_t pairs = config.inverse_frequencies.size();
     for (std::size_t row = 0; row < count; ++row) {
         if (rows.tokens[row] >= config.vocabulary) {
@@ -118,7 +126,8 @@ outcome<nothing> forward_pass::run(const batch& rows, attention_cache& cache,
                   &normalised_[i * width]);
     }
     if (!rows.logits_rows.empty()) {
-        multiply(model_.output(), rows.logits_rows.size(), normalised_.data(), logits.data());
+        multiply(*products_, model_.output(), rows.logits_rows.size(), normalised_.data(),
+                 logits.data());
     }
     return nothing{};
 }
@@ -131,7 +140,7 @@ outcome<nothing> forward_pass::run_layer(std::uint32_t index, std::size_t rows,
     const std::size_t packed_size = layer.query_key_value.outputs;
 
     normalise(rows, layer.attention_norm, config.norm_epsilon, state_.data(), normalised_.data());
-    multiply(layer.query_key_value, rows, normalised_.data(), packed_.data());
+    multiply(*products_, layer.query_key_value, rows, normalised_.data(), packed_.data());
     for (std::size_t row = 0; row < rows && !cache.rotates(); ++row) {
         // Keys lie behind the queries: one walk rotates both.
         rotate_heads(&packed_[row * packed_size], config.query_heads + config.kv_heads,
@@ -147,11 +156,11 @@ outcome<nothing> forward_pass::run_layer(std::uint32_t index, std::size_t rows,
     if (auto done = cache.attend(index, packed); !done) {
         return done;
     }
-    multiply(layer.attention_output, rows, attended_.data(), state_.data(), 1.0f);
+    multiply(*products_, layer.attention_output, rows, attended_.data(), state_.data(), 1.0f);
 
     normalise(rows, layer.feed_forward_norm, config.norm_epsilon, state_.data(),
               normalised_.data());
-    multiply(layer.gate_up, rows, normalised_.data(), gate_up_.data());
+    multiply(*products_, layer.gate_up, rows, normalised_.data(), gate_up_.data());
     const std::size_t inner = config.feed_forward;
     for (std::size_t row = 0; row < rows; ++row) {
         // The result is packed towards the front: row r is written at r * inner, never past what
@@ -163,7 +172,7 @@ outcome<nothing> forward_pass::run_layer(std::uint32_t index, std::size_t rows,
             out[i] = gate[i] / (1.0f + std::exp(-gate[i])) * up[i];
         }
     }
-    multiply(layer.down, rows, gate_up_.data(), state_.data(), 1.0f);
+    multiply(*products_, layer.down, rows, gate_up_.data(), state_.data(), 1.0f);
     return nothing{};
 }
 
