@@ -139,7 +139,7 @@ uint64_t log_sum_floats(const kept_weights& shape) {
     return round_up(shape.vectors, widest_register);
 }
 uint64_t kept_floats(const kept_weights& shape, uint32_t slots) {
-    const uint64_t weights = uint64_t{round_up(slots, slot_group)} * shape.vectors;
+    const uint64_t weights = uint64_t{round_up(slots, run_slots)} * shape.vectors;
     return log_sum_floats(shape) + uint64_t{shape.vectors} * shape.group_stride + weights / 2;
 }
 void place_kept(float* memory, kept_weights& kept) {

@@ -436,17 +436,17 @@ struct blocked_work {
             for (uint32_t g = 0; g < per_row; ++g) {
                 const uint32_t v = row * per_row + g;
                 float* scores = memory.weights + v * run;
+                const kept_span keeps{piece.kept,
+                                      uint64_t{row} * layer.query_heads + first_query + g, first};
                 if (sees_none(seen)) {
                     std::fill_n(scores, padded, 0.0f);
+                    if (keeps.kept != nullptr) keeps.set_unseen(0, padded, memory.largest[v]);
                 } else {
                     soften(layer, first_query + g, positions, seen, all && slots == padded, 0,
                            padded, scores, run_slots,
                            {memory.largest[v], memory.sum[v], memory.values_out + v * value_dim,
-                            value_dim});
-                }
-                if (piece.kept != nullptr) {
-                    keep_weights(*piece.kept, uint64_t{row} * layer.query_heads + first_query + g,
-                                 first, end, memory.largest[v], scores);
+                            value_dim},
+                           keeps);
                 }
             }
         }

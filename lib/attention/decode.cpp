@@ -282,13 +282,8 @@ struct decoder {
                 soften(layer, vector, positions, seen, whole, from, to, scores + g * run_slots,
                        span_stride,
                        {partial.largest[vector], partial.sum[vector], values + g * value_dim,
-                        value_dim});
-                if (piece.kept == nullptr) continue;
-                each_run(begin, first, end, tiles, scores,
-                         [&](const run_part& part, const float* of_run) {
-                             keep_weights(*piece.kept, vector, part.run, part.end,
-                                          partial.largest[vector], of_run + g * run_slots);
-                         });
+                        value_dim},
+                       {piece.kept, vector, begin});
             }
             add_values_of(begin, first, end, head, heads, tiles, scores, values);
         }

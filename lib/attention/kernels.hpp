@@ -31,14 +31,15 @@ struct partial_softmax {
 /// They are f16, relative to the largest logit that their vector had met by then. A vector is a
 /// query head of a row: row * query heads + head.
 struct kept_weights {
-    uint16_t* weights = nullptr;  ///< [groups of slots][vectors][slot_group]: written in this order
+    uint16_t* weights = nullptr;  ///< [runs][vectors][run_slots]: written in this order
     float* largest = nullptr;     ///< [vectors][group_stride]
     float* log_sums = nullptr;    ///< [vectors]: what join_pieces returned
     uint32_t vectors = 0;
     uint32_t group_stride = 0;  ///< an odd multiple of widest_register, against aliasing
 
     uint16_t* weights_at(uint64_t vector, uint32_t slot) const {
-        return weights + (uint64_t{slot / slot_group} * vectors + vector) * slot_group;
+        return weights + (uint64_t{slot / run_slots} * vectors + vector) * run_slots +
+               slot % run_slots;
     }
     float* largest_at(uint64_t vector, uint32_t slot) const {
         return largest + vector * group_stride + slot / slot_group;

@@ -83,15 +83,18 @@ HWY_INLINE void add_vector(const kept_weights& kept, uint64_t vector, uint32_t f
     const floats_tag d;
     const hn::Rebind<hwy::float16_t, floats_tag> half;
     constexpr uint32_t vectors_per_group = slot_group / lanes;
+    constexpr uint32_t vectors_per_run = run_slots / lanes;
     const float* factors = kept.largest_at(vector, first);
-    const uint64_t group_step = uint64_t{kept.vectors} * slot_group;
+    const uint64_t run_step = uint64_t{kept.vectors} * run_slots;
     const auto* weights = reinterpret_cast<const hwy::float16_t*>(kept.weights_at(vector, first));
+    constexpr uint32_t runs = HWY_MAX(1u, vectors / vectors_per_run);
     HWY_UNROLL(16)
     for (uint32_t v = 0; v < vectors; ++v) {
-        const uint32_t group = v / vectors_per_group, part = v % vectors_per_group;
-        const auto factor = hn::Set(d, factors[group]);
-        const auto weight = hn::PromoteTo(
-            d, hn::LoadU(half, weights + uint64_t{group} * group_step + part * lanes));
+        const auto* here = weights + v / vectors_per_run * run_step + v % vectors_per_run * lanes;
+        // Those of the next slots lie too far behind for hardware to guess.
+        if (v % vectors_per_group == 0) hwy::Prefetch(here + runs * run_step);
+        const auto factor = hn::Set(d, factors[v / vectors_per_group]);
+        const auto weight = hn::PromoteTo(d, hn::LoadU(half, here));
         if constexpr (counts) {
             const auto reaches = hn::Ge(hn::Mul(weight, factor), hn::Set(d, threshold));
             sums[v] = hn::Add(sums[v], hn::IfThenElseZero(reaches, hn::Set(d, counted)));
@@ -126,6 +129,8 @@ HWY_NOINLINE void add_tasks(const observed_rows* tasks, uint32_t task_count, uin
         const uint32_t counted = item.rows - std::min(item.rows, observer.first_row);
         const float factor = observer.before_decays ? power(observer.decay, counted) : 1.0f;
         for (uint32_t v = 0; v < vectors; ++v) {
+            // Of the next slots, whose turn comes when all KV heads have had these.
+            if (before != nullptr) hwy::Prefetch(before + first + (vectors + v) * lanes);
             sums[v] = load_before(observer, before, first + v * lanes, factor);
         }
     } else {
@@ -135,9 +140,11 @@ HWY_NOINLINE void add_tasks(const observed_rows* tasks, uint32_t task_count, uin
         const observed_rows& rows = tasks[t];
         if (rows.kept.weights == nullptr || first >= slots_seen_by_last(rows)) continue;
         for_each_vector(rows, kv_head, [&](uint32_t row, uint64_t vector) HWY_ATTR {
-            const float counted = row_factor(item, row);
-            const float threshold =
-                counted / static_cast<float>(item.slots - (item.rows - 1 - row));
+            float counted = 0.0f, threshold = 0.0f;
+            if constexpr (counts) {
+                counted = row_factor(item, row);
+                threshold = counted / static_cast<float>(item.slots - (item.rows - 1 - row));
+            }
             add_vector<counts>(rows.kept, vector, first, threshold, counted, sums);
         });
     }

@@ -15,6 +15,7 @@
 #include <limits>
 
 #include "attention/kernels.hpp"
+#include "base/checked.hpp"
 
 HWY_BEFORE_NAMESPACE();
 namespace kvrt {
@@ -87,16 +88,42 @@ struct running_softmax {
     uint32_t value_dim;
 };
 
+/// Where a query vector's weights are kept, if they are: those of slots relative to `origin`, a
+/// multiple of slot_group.
+struct kept_span {
+    const kept_weights* kept = nullptr;
+    uint64_t vector = 0;
+    uint32_t origin = 0;
+
+    uint16_t* at(uint32_t slot) const { return kept->weights_at(vector, origin + slot); }
+
+    /// What weights of slots [first, end) are relative to.
+    void set_largest(uint32_t first, uint32_t end, float largest) const {
+        const uint32_t groups = ceil_divide(end, slot_group) - first / slot_group;
+        std::fill_n(kept->largest_at(vector, origin + first), groups, largest);
+    }
+
+    /// Slots [first, end) that the vector does not see.
+    void set_unseen(uint32_t first, uint32_t end, float largest) const {
+        set_largest(first, end, largest);
+        for (uint32_t slot = first; slot < end; ++slot) *at(slot) = 0;
+    }
+};
+
 /// Scores of slots [first, end), both multiples of the vector's lanes -> weights relative to the
 /// largest logit so far; 0 where the vector does not see (`whole`: it sees them all). What was
-/// summed before is rescaled when the largest grows. Scores of runs are run_stride apart.
+/// summed before is rescaled when the largest grows. Scores of runs are run_stride apart. Weights
+/// are kept as f16 on the way, where somebody observes.
 HWY_INLINE void soften(const attend_layer& layer, uint32_t head, const float* positions,
                        const seen_run& seen, bool whole, uint32_t first, uint32_t end,
-                       float* scores, uint32_t run_stride, const running_softmax& running) {
+                       float* scores, uint32_t run_stride, const running_softmax& running,
+                       const kept_span& keeps) {
     const hn::CappedTag<float, slot_group> d;
+    const hn::Rebind<hwy::float16_t, decltype(d)> half;
     const hn::RebindToSigned<decltype(d)> di;
     const uint32_t lanes = static_cast<uint32_t>(hn::Lanes(d));
     constexpr float infinity = std::numeric_limits<float>::infinity();
+    constexpr uint32_t line_weights = 64 / sizeof(uint16_t);
     const auto at = [&](uint32_t slot) {
         return scores + slot / run_slots * run_stride + slot % run_slots;
     };
@@ -133,6 +160,7 @@ HWY_INLINE void soften(const attend_layer& layer, uint32_t head, const float* po
         }
         if (is_number) {
             for (uint32_t slot = first; slot < end; ++slot) *at(slot) = 0.0f;
+            if (keeps.kept != nullptr) keeps.set_unseen(first, end, running.largest);
             return;
         }
         here = std::numeric_limits<float>::quiet_NaN();
@@ -145,31 +173,20 @@ HWY_INLINE void soften(const attend_layer& layer, uint32_t head, const float* po
     }
     auto total = hn::Zero(d);
     const auto origin = hn::Set(d, running.largest);
+    if (keeps.kept != nullptr) keeps.set_largest(first, end, running.largest);
     for (uint32_t slot = first; slot < end; slot += lanes) {
         const auto weight = fast_exp(d, hn::Sub(hn::LoadU(d, at(slot)), origin));
         total = hn::Add(total, weight);
         hn::StoreU(weight, d, at(slot));
+        if (keeps.kept == nullptr) continue;
+        uint16_t* out = keeps.at(slot);
+        // The same place of the next run is on its way meanwhile.
+        if (slot % line_weights == 0) {
+            __builtin_prefetch(out + uint64_t{keeps.kept->vectors} * run_slots, 1, 2);
+        }
+        hn::StoreU(hn::DemoteTo(half, weight), half, reinterpret_cast<hwy::float16_t*>(out));
     }
     running.sum += hn::GetLane(hn::SumOfLanes(d, total));
-}
-
-/// Keeps a vector's weights of slots [first, end), which soften has left in weights[0, end -
-/// first); first is a multiple of slot_group. Writes whole groups.
-HWY_INLINE void keep_weights(const kept_weights& kept, uint64_t vector, uint32_t first,
-                             uint32_t end, float largest, const float* weights) {
-    const hn::CappedTag<float, slot_group> d;
-    const hn::Rebind<hwy::float16_t, decltype(d)> half;
-    float* groups = kept.largest_at(vector, first);
-    for (uint32_t slot = first; slot < end; slot += slot_group) {
-        *groups++ = largest;
-        uint16_t* out = kept.weights_at(vector, slot);
-        // The same place of the next run is on its way meanwhile.
-        __builtin_prefetch(out + uint64_t{kept.vectors} * run_slots, 1, 2);
-        for (uint32_t i = 0; i < slot_group; i += static_cast<uint32_t>(hn::Lanes(d))) {
-            hn::StoreU(hn::DemoteTo(half, hn::LoadU(d, weights + (slot - first) + i)), half,
-                       reinterpret_cast<hwy::float16_t*>(out + i));
-        }
-    }
 }
 
 }  // namespace HWY_NAMESPACE
