@@ -29,7 +29,6 @@ judge() {
     cp "$work/$name.json" "build/retention-$name.json"
 }
 
-chosen=random_pp,tova,snapkv,vase_attention,triattention,keydiff,blend
 for table in "${tables[@]}"; do
     case "$table" in
     all)
@@ -38,8 +37,8 @@ for table in "${tables[@]}"; do
         ;;
     long) judge long --tokens 0 --contexts 2 --context-tokens 3072,7680 --together 1 --prompts 0 ;;
     int8 | int4)
-        judge "$table" --format "${table}_token+rotate" --methods "$chosen" \
-            --budgets 50,25,12.5 --tokens 2048 --contexts 3 --context-tokens 1024 --prompts 0
+        judge "$table" --format "${table}_token+rotate" --tokens 2048 --contexts 3 \
+            --context-tokens 1024 --prompts 0
         ;;
     *)
         echo "no table is called $table: all, long, int8 or int4" >&2
