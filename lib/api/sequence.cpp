@@ -13,9 +13,22 @@ status adopt_policy(kv_pool& pool, const kv_policy* policy, kv_policy& local) {
     return pool.store.on_device() ? prepare_policy_on_device(pool.steps, local) : KV_OK;
 }
 
+/// Whether a policy wants a round at the end of a prompt that is in already, and did not before.
+bool finds_prompt_in(const sequence& target, const kv_policy& policy) {
+    if ((policy.flags & KV_POLICY_AT_PROMPT_END) == 0 ||
+        target.next_position < policy.prompt_tokens) {
+        return false;
+    }
+    const bool asked_before = target.has_policy &&
+                              (target.policy.flags & KV_POLICY_AT_PROMPT_END) != 0 &&
+                              target.policy.prompt_tokens == policy.prompt_tokens;
+    return !asked_before || target.prompt_was_in;
+}
+
 /// Gives a sequence a policy, or none.
 status take_policy(kv_pool& pool, sequence& target, const kv_policy* policy) {
     KVRT_TRY(prepare_observations(pool.store, pool.retention.observations, target, policy));
+    target.prompt_was_in = policy != nullptr && finds_prompt_in(target, *policy);
     target.policy = policy != nullptr ? *policy : KV_INIT(kv_policy);
     target.has_policy = policy != nullptr;
     return KV_OK;

@@ -67,6 +67,7 @@ uint64_t steps_before_round(const cache& store, const sequence& owner) {
         least = std::min(least, bound > reached ? bound - reached : 0);
     };
     if (policy.every != 0) comes_after(policy.every, owner.tokens_since_round + 1);
+    if (owner.prompt_was_in) return 0;
     if ((policy.flags & KV_POLICY_AT_PROMPT_END) != 0 &&
         owner.next_position < policy.prompt_tokens) {
         comes_after(policy.prompt_tokens, owner.next_position + 1);

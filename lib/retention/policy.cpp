@@ -81,6 +81,11 @@ status check_scoring(const kv_policy& policy, const scorer_description& scorer) 
     if (policy.segments != 0 && policy.prompt_tokens == 0) {
         return fail(KV_INVALID, "policy: segments are parts of the prompt: say prompt_tokens");
     }
+    if ((policy.segments != 0) != (policy.segment_quota != 0)) {
+        return fail(KV_INVALID,
+                    "policy: {} segments with a segment_quota of {}: set both, or neither",
+                    policy.segments, policy.segment_quota);
+    }
     if (policy.segments > most_segments) {
         return fail(KV_INVALID, "policy: {} segments: at most {}", policy.segments, most_segments);
     }
@@ -144,6 +149,11 @@ status check_policy(const cache& store, const kv_policy& policy) {
     constexpr uint32_t prompt_flags = KV_POLICY_PROTECT_PROMPT | KV_POLICY_AT_PROMPT_END;
     if ((policy.flags & prompt_flags) != 0 && policy.prompt_tokens == 0) {
         return fail(KV_INVALID, "policy: PROTECT_PROMPT and AT_PROMPT_END need prompt_tokens");
+    }
+    if ((policy.flags & KV_POLICY_PROMPT_ON_TOP) != 0 &&
+        (policy.flags & KV_POLICY_PROTECT_PROMPT) == 0) {
+        return fail(KV_INVALID,
+                    "policy: PROMPT_ON_TOP is of a prompt that is protected: set PROTECT_PROMPT");
     }
     KVRT_TRY(check_layers(store, policy));
     KVRT_TRY(check_allocator(store, policy));
@@ -216,9 +226,10 @@ static bool exceeds_slack(const round_plan& plan) {
 bool round_is_due(cache& store, retention_context& context, sequence& owner, uint64_t accepted) {
     const kv_policy& policy = owner.policy;
     const bool by_count = policy.every != 0 && owner.tokens_since_round >= policy.every;
-    const bool at_prompt_end = (policy.flags & KV_POLICY_AT_PROMPT_END) != 0 &&
-                               owner.next_position >= policy.prompt_tokens &&
-                               owner.next_position - accepted < policy.prompt_tokens;
+    const bool at_prompt_end =
+        (policy.flags & KV_POLICY_AT_PROMPT_END) != 0 &&
+        owner.next_position >= policy.prompt_tokens &&
+        (owner.prompt_was_in || owner.next_position - accepted < policy.prompt_tokens);
     const bool any_number = policy.allocator == KV_ALLOCATE_THRESHOLD;
     for (uint32_t lane = 0; lane < store.model.lanes.size(); ++lane) {
         if (!store.model.lanes[lane].evictable) continue;

@@ -81,8 +81,7 @@ sequence* fork_sequence(cache& store, sequence& parent) {
     parent.room = 0;
     child->written_rows = 0;
     child->release_at_step_end = false;
-    child->compress_at_step_end = false;
-    child->has_deferred_policy = false;
+    forget_deferred_round(*child);
     for (uint32_t lane = 0; lane < store.sequences.lane_count(); ++lane) {
         const lane_state& source = parent.lanes[lane];
         lane_state& target = lanes[lane];

@@ -41,6 +41,7 @@ struct sequence {
     bool asked_under_pressure = false;  ///< by the present search for memory
     bool gathers_statistics = false;    ///< asked for by the host, whatever the policy
     bool has_deferred_policy = false;
+    bool prompt_was_in = false;       ///< when its policy came, which wants a round at its end
     bool statistics_pending = false;  ///< the open step has gathered queries
     uint64_t next_position = 0;
     uint64_t last_fence = 0;          ///< number of the last step that read it
@@ -67,6 +68,12 @@ struct sequence {
     lane_state* lanes = nullptr;
     uint32_t next_free = 0;
 };
+
+/// The one that kv_compress left to the end of a step that the sequence is no longer in.
+inline void forget_deferred_round(sequence& owner) {
+    owner.compress_at_step_end = false;
+    owner.has_deferred_policy = false;
+}
 
 class sequence_table {
   public:

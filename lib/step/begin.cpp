@@ -161,6 +161,7 @@ status step_remove(step& target, sequence& owner) {
     step_item* item = find_item(target, owner);
     if (item == nullptr) return fail(KV_INVALID, "seq is not in this step");
     owner.in_step = false;
+    forget_deferred_round(owner);
     step_item* items = target.arrays->items.data();
     const uint32_t index = static_cast<uint32_t>(item - items);
     std::copy(items + index + 1, items + target.item_count, items + index);

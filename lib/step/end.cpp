@@ -119,13 +119,13 @@ void note_round(step& target, sequence& owner, status verdict, const compaction_
 bool find_round(step& target, const step_item& item, kv_policy& policy) {
     sequence& owner = *item.owner;
     policy = owner.policy;
-    if (!owner.compress_at_step_end) {
-        return owner.has_policy && round_is_due(*target.context->store, *target.context->retention,
-                                                owner, item.accepted);
-    }
-    owner.compress_at_step_end = false;
+    const bool due =
+        owner.has_policy &&
+        round_is_due(*target.context->store, *target.context->retention, owner, item.accepted);
+    owner.prompt_was_in = false;
+    if (!owner.compress_at_step_end) return due;
     const bool given = owner.has_deferred_policy;
-    owner.has_deferred_policy = false;
+    forget_deferred_round(owner);
     if (given) policy = owner.deferred_policy;
     // The sequence's own policy may have been taken away since.
     return given || owner.has_policy;
@@ -261,8 +261,7 @@ void step_cancel(step& target) {
         discard_observations(store, target.context->retention->observations, owner);
         owner.in_step = false;
         owner.statistics_pending = false;
-        owner.compress_at_step_end = false;
-        owner.has_deferred_policy = false;
+        forget_deferred_round(owner);
         if (owner.release_at_step_end) release_sequence(store, owner);
     }
     store.blocks.collect(store.fences);

@@ -34,6 +34,7 @@ TEST_CASE("kv_seq_set_policy") {
         {KV_INVALID, "offset_max", [](p& o) { o.offset_max = UINT32_MAX; }},
         {KV_INVALID, "prompt_tokens", [](p& o) { o.flags = KV_POLICY_PROTECT_PROMPT; }},
         {KV_INVALID, "prompt_tokens", [](p& o) { o.flags = KV_POLICY_AT_PROMPT_END; }},
+        {KV_INVALID, "PROTECT_PROMPT", [](p& o) { o.flags = KV_POLICY_PROMPT_ON_TOP; }},
         {KV_UNSUPPORTED, "flags", [](p& o) { o.flags = KV_POLICY_AT_PROMPT_END << 1; }},
         {KV_UNSUPPORTED, "reserved0", [](p& o) { o.reserved0 = 1; }},
         {KV_UNSUPPORTED, "reserved1", [](p& o) { o.reserved1 = 1; }},
@@ -103,6 +104,12 @@ TEST_CASE("kv_seq_set_policy") {
         {KV_INVALID, "prior_share", [](p& o) { o.prior_share = 1.5f; }},
         {KV_INVALID, "floor_share", [](p& o) { o.floor_share = -1e-9f; }},
         {KV_INVALID, "segments", [](p& o) { o.segments = 8; }},
+        {KV_INVALID, "segment_quota",
+         [](p& o) {
+             o.segments = 8;
+             o.prompt_tokens = 16;
+         }},
+        {KV_INVALID, "segment_quota", [](p& o) { o.segment_quota = 8; }},
         {KV_INVALID, "segments",
          [](p& o) {
              o.segments = 4097;

@@ -313,6 +313,32 @@ TEST_CASE("AT_PROMPT_END: once, when the prompt is in") {
     CHECK(host.info(t.sequence).compactions == 1);
 }
 
+TEST_CASE("AT_PROMPT_END that comes when the prompt is in has its round with the next step") {
+    engine host(shape_of(false));
+    kv_policy policy = policy_of(KV_SCORER_STREAMING, 16);
+    policy.flags = KV_POLICY_AT_PROMPT_END;
+    policy.prompt_tokens = 60;
+    tracker t(host, host.create(nullptr), 1);
+    t.step(60);
+    require_ok(kv_seq_set_policy(host.pool(), t.sequence, &policy));
+    CHECK(host.info(t.sequence).compactions == 0);
+    t.step(1);
+    CHECK(host.info(t.sequence).compactions == 1);
+    CHECK(host.positions(t.sequence, 0, 0).size() == 16);
+    t.adopt();
+    // Once: neither later steps nor other numbers of the same policy bring another.
+    for (int i = 0; i < 3; ++i) {
+        policy.budget = 10 - static_cast<uint32_t>(i);
+        require_ok(kv_seq_set_policy(host.pool(), t.sequence, &policy));
+        t.step(1);
+    }
+    CHECK(host.info(t.sequence).compactions == 1);
+    policy.prompt_tokens = 62;
+    require_ok(kv_seq_set_policy(host.pool(), t.sequence, &policy));
+    t.step(1);
+    CHECK(host.info(t.sequence).compactions == 2);
+}
+
 TEST_CASE("segments: each part of the prompt keeps its best, as far as there are places") {
     for (const uint32_t quota : {2u, 1000u}) {
         CAPTURE(quota);

@@ -241,6 +241,28 @@ TEST_CASE("rounds asked for with drafts in flight run at step end, after accept"
     require_ok(kv_step_cancel(step));
     host.run({{a, 1, 1}});
     CHECK(host.positions(a, 0, 0).size() == 41);
+
+    // And so does an item that is taken out of its step, whatever becomes of that.
+    const kv_seq other = host.create();
+    for (const bool cancels : {true, false}) {
+        CAPTURE(cancels);
+        require_ok(kv_step_begin(host.pool(), &step));
+        require_ok(kv_seq_append(step, a, nullptr, 1, nullptr));
+        require_ok(kv_seq_append(step, other, nullptr, 1, nullptr));
+        CHECK(compress(host, a, policy_of(KV_SCORER_STREAMING, 10)).outcome ==
+              KV_COMPRESS_DEFERRED);
+        require_ok(kv_step_remove(step, a));
+        if (cancels) {
+            require_ok(kv_step_cancel(step));
+        } else {
+            require_ok(kv_step_reserve(step, nullptr));
+            host.write(step, 0);
+            host.write(step, 1);
+            require_ok(kv_step_end(step, nullptr));
+        }
+        host.run({{a, 1, 1}});
+        CHECK(host.positions(a, 0, 0).size() == (cancels ? 42 : 43));
+    }
 }
 
 TEST_CASE("a policy runs every so many accepted tokens, and drafts do not count") {

@@ -94,6 +94,7 @@ struct oracle_sequence {
     uint32_t written_rows = 0;
     bool has_policy = false;
     kv_policy policy = {};
+    bool prompt_was_in = false;  // with the policy, which wants a round at its end
     bool round_deferred = false;
     bool has_deferred_policy = false;
     kv_policy deferred_policy = {};

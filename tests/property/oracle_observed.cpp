@@ -85,6 +85,7 @@ bool leaves_out(const oracle& model, const oracle_sequence& owner, std::size_t l
         steps = std::min(steps, static_cast<int64_t>(bound) - static_cast<int64_t>(now));
     };
     if (policy.every != 0) ends_at(policy.every, owner.tokens_since_round);
+    if (owner.prompt_was_in) return false;
     if ((policy.flags & KV_POLICY_AT_PROMPT_END) != 0 &&
         owner.next_position < policy.prompt_tokens) {
         ends_at(policy.prompt_tokens, owner.next_position);

@@ -443,7 +443,8 @@ bool round_is_due(const oracle& model, const oracle_sequence& owner, uint32_t ac
     const bool by_count = policy.every != 0 && owner.tokens_since_round >= policy.every;
     const bool at_prompt_end = (policy.flags & KV_POLICY_AT_PROMPT_END) != 0 &&
                                owner.next_position >= policy.prompt_tokens &&
-                               owner.next_position - accepted < policy.prompt_tokens;
+                               (owner.prompt_was_in ||
+                                owner.next_position - accepted < policy.prompt_tokens);
     std::map<uint32_t, std::pair<double, double>> layers;  // slots and lanes
     uint64_t left = 0, largest = 0;
     for (std::size_t lane = 0; lane < model.lanes.size(); ++lane) {

@@ -47,7 +47,7 @@ void adjust_at_random(dice& dice, kv_policy& policy) {
     if (dice.below(8) == 0) {
         policy.prompt_tokens = std::max(policy.prompt_tokens, 60u);
         policy.segments = 1 + static_cast<uint32_t>(dice.below(20));
-        policy.segment_quota = static_cast<uint32_t>(dice.below(6));
+        policy.segment_quota = 1 + static_cast<uint32_t>(dice.below(5));
     }
     if (policy.prompt_tokens != 0 && dice.below(4) == 0) policy.flags |= KV_POLICY_AT_PROMPT_END;
     if (dice.below(5) == 0) policy.slack = 1 + static_cast<uint32_t>(dice.below(20));

@@ -140,6 +140,16 @@ void world::set_policy(oracle_sequence& target, const kv_policy* policy) {
         return;
     }
     require_ok(found, "kv_seq_set_policy");
+    const auto ends_prompt = [](const kv_policy& one) {
+        return (one.flags & KV_POLICY_AT_PROMPT_END) != 0 ? one.prompt_tokens : 0;
+    };
+    const uint32_t prompt = policy != nullptr ? ends_prompt(*policy) : 0;
+    const uint32_t asked = target.has_policy ? ends_prompt(target.policy) : 0;
+    if (prompt == 0 || prompt > target.next_position) {
+        target.prompt_was_in = false;
+    } else if (prompt != asked) {
+        target.prompt_was_in = true;
+    }
     target.has_policy = policy != nullptr;
     if (policy != nullptr) target.policy = *policy;
     if (model_.defect != mutation::kept_scores) change_rules(target, before);

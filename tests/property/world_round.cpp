@@ -187,6 +187,7 @@ kv_status world::compress_by_allocator(oracle_sequence& target, const kv_policy&
 void world::round_at_step_end(oracle_sequence& owner, uint32_t accepted, kv_step_report& expected) {
     kv_policy policy = owner.policy;
     bool wanted = round_is_due(model_, owner, accepted);
+    owner.prompt_was_in = false;
     if (owner.round_deferred) {
         wanted = owner.has_deferred_policy || owner.has_policy;
         if (owner.has_deferred_policy) policy = owner.deferred_policy;

@@ -113,6 +113,7 @@ kv_status world::remove(int place, oracle_sequence& owner) {
     require_ok(found, "kv_step_remove");
     std::erase_if(step.items, [&](const world_item& item) { return item.owner == &owner; });
     owner.step = -1;
+    owner.round_deferred = owner.has_deferred_policy = false;
     ++step.own;
     operated();
     return KV_OK;
