@@ -307,6 +307,32 @@ void plan_blocks(kv_pool& pool, const policy_plan& plan, kv_policy_footprint& fo
     if (plan.policy.allocator == KV_ALLOCATE_PYRAMID) add(true);
 }
 
+/// What the policy leaves alone takes part in what a sequence may retain, too.
+status check_other_layers(const cache& store, const policy_plan& plan) {
+    const model_geometry& model = store.model;
+    const uint64_t limit = store.limits.max_tokens_per_sequence;
+    for (uint32_t i = 0; i < model.layers.size(); ++i) {
+        const layer_geometry& layer = model.layers[i];
+        if (!layer.stores || takes_part(store, plan.policy, i)) continue;
+        const lane_geometry& lane = model.lanes[layer.first_lane];
+        if (lane.window == 0 && plan.tokens > limit) {
+            return fail(KV_TOO_LARGE,
+                        "footprint: layer {} is left whole, and {} tokens are more than "
+                        "max_tokens_per_sequence = {}",
+                        i, plan.tokens, limit);
+        }
+        if (lane.window == 0) continue;
+        const uint64_t held = round_up<uint64_t>(lane.window_sinks, model.block_tokens) +
+                              lane.window + model.block_tokens - 2 + plan.step_tokens;
+        if (std::min(held, plan.tokens == 0 ? held : plan.tokens) <= limit) continue;
+        return fail(KV_TOO_LARGE,
+                    "footprint: layer {} has a window of {} and holds up to {} tokens in whole "
+                    "blocks with a step's, more than max_tokens_per_sequence = {}",
+                    i, lane.window, held, limit);
+    }
+    return KV_OK;
+}
+
 status plan_policy(kv_pool& pool, const kv_policy* policy, kv_policy_footprint* user) {
     kv_policy wanted;
     kv_policy_footprint local;
@@ -338,6 +364,7 @@ status plan_policy(kv_pool& pool, const kv_policy* policy, kv_policy_footprint* 
                     "sequence of this pool retains more than max_tokens_per_sequence = {}",
                     local.tokens_after_round, plan.growth, plan.step_tokens, limit);
     }
+    KVRT_TRY(check_other_layers(pool.store, plan));
     deliver(local, user);
     return KV_OK;
 }

@@ -322,6 +322,32 @@ TEST_CASE("a footprint that no sequence of the pool can have is refused") {
     }
 }
 
+TEST_CASE("a footprint counts what windows and whole layers hold against the longest sequence") {
+    // Before a step a window of w holds the w - 1 tokens that its first query sees, in blocks of 16
+    // whose first may begin with 15 unseen ones: with a step of 3, w + 17. Its 4 sinks take a
+    // block.
+    kv_policy policy = make_policy(KV_SCORER_KEY_NORM, 40, 8, 0);
+    const auto asks = [&](const driven& world, uint64_t step_tokens, uint64_t tokens) {
+        kv_policy_footprint taken = KV_INIT(kv_policy_footprint);
+        taken.step_tokens = step_tokens;
+        taken.tokens = tokens;
+        return kv_pool_policy_footprint(world.pool, &policy, &taken);
+    };
+    const driven fits({make_layer(2), make_window(991, 4)}, 16);
+    const driven too_wide({make_layer(2), make_window(992, 4)}, 16);
+    CHECK(asks(fits, 3, 0) == KV_OK);
+    CHECK(asks(fits, 4, 0) == KV_TOO_LARGE);
+    CHECK(asks(too_wide, 3, 0) == KV_TOO_LARGE);
+    CHECK(last_error().find("layer 1 has a window of 992") != std::string::npos);
+    CHECK(asks(too_wide, 3, 5000) == KV_TOO_LARGE);
+    CHECK(asks(too_wide, 3, 1024) == KV_OK);  // a sequence that ends before its window is full
+    policy.skip_layers = 1;
+    const driven whole({make_layer(2), make_layer(2)}, 16);
+    CHECK(asks(whole, 3, 1024) == KV_OK);
+    CHECK(asks(whole, 3, 1025) == KV_TOO_LARGE);
+    CHECK(last_error().find("layer 0 is left whole") != std::string::npos);
+}
+
 TEST_CASE("a pyramid's footprint is that of the arithmetic on paper") {
     // Budgets of 62, 42 and 22 around 42, with 2 beta - 1 to 1 between the first and the last.
     const kv_layer wide = make_layer(8), narrow = make_layer(1);
