@@ -549,8 +549,8 @@ typedef struct kv_reserve_report {
  * (max_tokens_per_sequence), INVALID (twice, or nothing appended). Threads: external. */
 KV_API KV_MUST_CHECK kv_status kv_step_reserve(kv_step *step, kv_reserve_report *report);
 
-/* Takes a sequence out of a step that has not been reserved. Items and rows behind it move up.
- * Threads: external. */
+/* Takes a sequence out of a step that has not been reserved. Items and rows behind it move up; a
+ * round that kv_compress had left to the step's end is dropped. Threads: external. */
 KV_API KV_MUST_CHECK kv_status kv_step_remove(kv_step *step, kv_seq seq);
 
 /* Accepts the first `count` of the tokens that the sequence appended in this step; the others are
@@ -784,7 +784,7 @@ enum {
 
 enum {
     KV_POLICY_PROTECT_PROMPT = 1u << 0,    /* positions below prompt_tokens, at least 1, stay */
-    KV_POLICY_PROMPT_ON_TOP = 1u << 1,     /* the protected prompt does not count in the budget */
+    KV_POLICY_PROMPT_ON_TOP = 1u << 1,     /* and the protected prompt is not part of the budget */
     KV_POLICY_OFFSETS_MAX = 1u << 2,       /* TriAttention: max over future offsets, not mean */
     KV_POLICY_STATISTICS_ONLINE = 1u << 3, /* TriAttention: ignore statistics set on the pool */
     KV_POLICY_SAMPLE = 1u << 4,   /* survivors are drawn with probabilities as their scores, which
@@ -793,7 +793,7 @@ enum {
     KV_POLICY_POOL_MAX = 1u << 5, /* pool_width takes the greatest score, not the mean */
     KV_POLICY_EXACT_REDUNDANCY = 1u << 6, /* RKV: with the rule that spares the newest of similar
                                              keys; its cost is quadratic in the tokens */
-    KV_POLICY_AT_PROMPT_END = 1u << 7     /* a round also when prompt_tokens have been accepted */
+    KV_POLICY_AT_PROMPT_END = 1u << 7     /* a round also when prompt_tokens are in, now or later */
 };
 
 /* Which tokens to retain. Applies to full layers; layers with a window keep their window, and a
@@ -824,13 +824,13 @@ typedef struct kv_policy {
                                older ones are forgotten: rounds every multiple of `window` tokens,
                                in steps of one, see exactly those. Of these and TOVA, steps of one
                                token before them are not observed where `every` or `slack` says
-                               when the round comes, and the pool has no pressure_bytes: a
-                               kv_compress in between keeps the tokens that came since */
+                               when the round comes, and pressure_percent is 0: a kv_compress
+                               in between keeps the tokens that came since */
     uint32_t pool_width;    /* odd, at most 127: scores by attention, and of the host, become the
                                mean of so many neighbours; 0: the scorer's (SNAPKV, VASE_ATTENTION,
                                BLEND 5, RKV 7, maximum), else 1 */
     uint32_t observe_every; /* attention of one-token steps is observed in every so-manieth alone,
-                               since that takes up to a twelfth of the attention's time; 0: 4 for
+                               since that takes up to a twentieth of attention's time; 0: 4 for
                                H2O (whose authors observe all) and BLEND, 1 for the others */
     float decay;            /* H2O, BLEND: what a query counts after each one behind it; 0: 1 for
                                H2O, 0.97 for BLEND */
@@ -894,9 +894,9 @@ KV_API KV_MUST_CHECK kv_status kv_compress(kv_pool *pool, kv_seq seq,
                                            const kv_compress_options *options,
                                            kv_compress_report *report);
 
-/* What a sequence under a policy takes once its rounds run, so that a scheduler can admit by it. It
- * retains at most tokens_steady per layer and head while a step is open, whatever its length (in
- * the mean, with PYRAMID and ADAPTIVE, whose shares differ). */
+/* What a sequence under a policy takes once its rounds run, so that a scheduler can admit by it. Of
+ * layers that the policy chooses of it retains at most tokens_steady per head while a step is open,
+ * whatever its length (in the mean, with PYRAMID and ADAPTIVE, whose shares differ). */
 typedef struct kv_policy_footprint {
     uint32_t struct_size, flags;
     const void *next;
