@@ -134,13 +134,18 @@ struct observed {
         const uint32_t vectors = test.rows * query_heads, groups = (test.slots + 15) / 16;
         const uint32_t group_stride = ((groups + 15) / 16 / 2 * 2 + 1) * 16;
         std::vector<float> by_vector(vectors * group_stride + 16);
+        std::vector<uint16_t> by_run(uint64_t{(groups + 3) / 4} * vectors * kvrt::run_slots);
+        std::vector<float> joined = log_sums;
+        const kvrt::kept_weights kept = {by_run.data(), by_vector.data(), joined.data(), vectors,
+                                         group_stride};
         for (uint32_t g = 0; g < groups; ++g) {
             for (uint32_t v = 0; v < vectors; ++v) {
-                by_vector[v * group_stride + g] =
+                *kept.largest_at(v, g * 16) =
                     static_cast<float>(double{largest[g * vectors + v]} * 0.6931471805599453);
+                std::copy_n(weights.data() + (uint64_t{g} * vectors + v) * 16, 16,
+                            kept.weights_at(v, g * 16));
             }
         }
-        std::vector<float> joined = log_sums;
         struct alignas(64) line {
             float floats[16];
         };
@@ -159,7 +164,7 @@ struct observed {
         item.slots = test.slots;
         item.observer = &observer;
         kvrt::observed_rows rows{&item, query_heads, group, 0, test.rows, {}};
-        rows.kept = {weights.data(), by_vector.data(), joined.data(), vectors, group_stride};
+        rows.kept = kept;
         for (uint32_t first = 0; first < test.slots; first += kvrt::observed_slots) {
             kvrt::observe_rows(&rows, 1, heads, first,
                                std::min(test.slots, first + kvrt::observed_slots), true);
