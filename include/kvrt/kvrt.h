@@ -287,7 +287,7 @@ typedef struct kv_layer {
     uint32_t demoted_value_format; /* token-local, or value_format; 0: demoted_key_format's */
     uint32_t demote_after;         /* blocks behind the newest so many retained tokens are demoted
                                       at the end of steps and rounds; 0: only under pressure
-                                      (kv_pool_config.pressure_percent), before policies evict.
+                                      (kv_pool_config.pressure_percent > 0), before policies evict.
                                       Under pressure all full blocks are, of sequences that have
                                       most of them first, but for what other sequences read */
     uint32_t reserved1;
@@ -796,10 +796,10 @@ enum {
     KV_POLICY_AT_PROMPT_END = 1u << 7     /* a round also when prompt_tokens are in, now or later */
 };
 
-/* Which tokens to retain. Applies to full layers; layers with a window keep their window, and a
- * model of no other layers is refused a policy. When the
- * protected tokens alone exceed the budget, the budget grows to hold them: the newest tokens are
- * never dropped for lack of budget. */
+/* Which tokens to retain in full layers; layers with a window keep it, and a model of no others is
+ * refused a policy. Where protected tokens alone exceed the budget, it grows to hold them: the
+ * newest are never dropped for lack of budget. Fields and flags of other scorers and allocators
+ * than the policy's are INVALID, by name; `seed` may always be set. */
 typedef struct kv_policy {
     uint32_t struct_size, flags; /* KV_POLICY_* */
     const void *next;

@@ -76,6 +76,19 @@ status check_arena(uint64_t arena_bytes) {
     return KV_OK;
 }
 
+/// Layers that were to demote, and never would.
+status check_demotion(const cache& store) {
+    if (store.limits.pressure_bytes != 0) return KV_OK;
+    for (const lane_geometry& lane : store.model.lanes) {
+        if (!lane.demotes || lane.demote_after != never_demoted) continue;
+        return fail(KV_INVALID,
+                    "layer {}: demote_after 0 is demotion under pressure alone, and this pool "
+                    "never has any: set config.pressure_percent, or demote_after",
+                    lane.layer);
+    }
+    return KV_OK;
+}
+
 status create_stores(const kv_pool_config& resolved, const kv_model* model, kv_pool& pool) {
     cache& store = pool.store;
     host_allocator& allocator = store.allocator;
@@ -90,6 +103,7 @@ status create_stores(const kv_pool_config& resolved, const kv_model* model, kv_p
         resolved.arena_bytes / slab_bytes * slab_bytes / 100 * resolved.pressure_percent};
     KVRT_TRY(describe_model(model, resolved.block_tokens, static_cast<tile_order>(resolved.layout),
                             allocator, store.model));
+    KVRT_TRY(check_demotion(store));
     store.any_seals = std::any_of(store.model.lanes.begin(), store.model.lanes.end(),
                                   [](const lane_geometry& lane) { return lane.seals; });
     if (store.any_seals && store.on_device() && store.device.kernels() < 0) {

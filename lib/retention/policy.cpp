@@ -17,6 +17,11 @@ status check_share(const char* name, float value) {
     return fail(KV_INVALID, "policy: {} is {}: 0 to 1", name, value);
 }
 
+const char* allocator_name(uint32_t allocator) {
+    constexpr const char* names[] = {"UNIFORM", "UNIFORM", "PYRAMID", "ADAPTIVE", "THRESHOLD"};
+    return names[allocator];
+}
+
 status check_allocator(const cache& store, const kv_policy& policy) {
     if (policy.allocator > KV_ALLOCATE_THRESHOLD) {
         return fail(KV_UNSUPPORTED, "policy: allocator {} is not one of KV_ALLOCATE_*",
@@ -92,6 +97,54 @@ status check_scoring(const kv_policy& policy, const scorer_description& scorer) 
     return KV_OK;
 }
 
+/// A field or flag that only some scorers and allocators read.
+struct special_field {
+    const char* name;
+    bool set, read;
+    const char* readers;
+};
+
+/// What nothing reads was meant to do something: not what its author would get.
+status check_special_fields(const kv_policy& policy, const scorer_description& scorer) {
+    const auto flag = [&](uint32_t which) { return (policy.flags & which) != 0; };
+    const bool has_scores = scorer.observes != observed_kind::nothing;
+    const bool observes = has_scores && scorer.observes != observed_kind::given;
+    const bool looks_ahead =
+        policy.scorer == KV_SCORER_TRIATTENTION || policy.scorer == KV_SCORER_BLEND;
+    const bool removes_similar = policy.scorer == KV_SCORER_RKV;
+    const special_field fields[] = {
+        {"window", policy.window != 0, scorer.window != 0,
+         "SCISSORHANDS, SNAPKV, RKV and VASE_ATTENTION"},
+        {"observe_every", policy.observe_every != 0, observes, "scorers by attention"},
+        {"decay", policy.decay != 0.0f, scorer.observes == observed_kind::mass, "H2O and BLEND"},
+        {"pool_width", policy.pool_width != 0, has_scores, "scorers by attention, and HOST"},
+        {"POOL_MAX", flag(KV_POLICY_POOL_MAX), has_scores, "scorers by attention, and HOST"},
+        {"prior_share", policy.prior_share != 0.0f, scorer.prior_share != 0.0f, "BLEND"},
+        {"redundancy", policy.redundancy != 0.0f, scorer.redundancy != 0.0f, "RKV and BLEND"},
+        {"EXACT_REDUNDANCY", flag(KV_POLICY_EXACT_REDUNDANCY), removes_similar, "RKV"},
+        {"similarity", policy.similarity != 0.0f,
+         removes_similar && flag(KV_POLICY_EXACT_REDUNDANCY), "RKV with EXACT_REDUNDANCY"},
+        {"offset_max", policy.offset_max != 0, looks_ahead, "TRIATTENTION and BLEND"},
+        {"OFFSETS_MAX", flag(KV_POLICY_OFFSETS_MAX), looks_ahead, "TRIATTENTION and BLEND"},
+        {"STATISTICS_ONLINE", flag(KV_POLICY_STATISTICS_ONLINE), scorer.query_statistics,
+         "TRIATTENTION, EXPECTED_ATTENTION and BLEND"},
+        {"floor_share", policy.floor_share != 0.0f, policy.allocator == KV_ALLOCATE_ADAPTIVE,
+         "allocator ADAPTIVE"},
+        {"threshold", policy.threshold != 0.0f, policy.allocator == KV_ALLOCATE_THRESHOLD,
+         "allocator THRESHOLD"},
+        {"steepness", policy.steepness != 0, policy.allocator == KV_ALLOCATE_PYRAMID,
+         "allocator PYRAMID"},
+    };
+    for (const special_field& field : fields) {
+        if (!field.set || field.read) continue;
+        return fail(KV_INVALID,
+                    "policy: {} is of {} alone: "
+                    "with scorer {} and allocator {} leave it out",
+                    field.name, field.readers, scorer.name, allocator_name(policy.allocator));
+    }
+    return KV_OK;
+}
+
 /// A policy that could never remove a token is a mistake that nobody would notice.
 status check_layers(const cache& store, const kv_policy& policy) {
     for (uint32_t layer = 0; layer < store.model.layers.size(); ++layer) {
@@ -159,6 +212,7 @@ status check_policy(const cache& store, const kv_policy& policy) {
     KVRT_TRY(check_allocator(store, policy));
     KVRT_TRY(check_heads(store, policy));
     KVRT_TRY(check_scoring(policy, *scorer));
+    KVRT_TRY(check_special_fields(policy, *scorer));
     if (!scorer->query_statistics) return KV_OK;
     for (const lane_geometry& lane : store.model.lanes) {
         if (lane.evictable && store.model.layers[lane.layer].cache_positions) {

@@ -53,6 +53,7 @@ struct driven {
         config.arena_bytes = uint64_t{32} << 20;
         config.block_tokens = block_tokens;
         config.max_tokens_per_sequence = 1024;
+        config.pressure_percent = 100;  // never reached
         REQUIRE(kv_pool_create(&config, &model, &pool) == KV_OK);
     }
     driven(const driven&) = delete;

@@ -26,8 +26,7 @@ struct demoting_model : small_model {
 };
 
 /// kv_plan must say what kv_pool_create says, which leaves NULL behind where it fails.
-kv_status create(const kv_model& model) {
-    const kv_pool_config config = small_config();
+kv_status create(const kv_model& model, const kv_pool_config& config = small_config()) {
     kv_pool* pool = reinterpret_cast<kv_pool*>(uintptr_t{64});
     const kv_status verdict = kv_pool_create(&config, &model, &pool);
     const std::string message = last_error();
@@ -157,12 +156,23 @@ TEST_CASE("demotion: fields without a demoted format, and beyond their range") {
         {KV_INVALID, "demote_after is 4294967295", "at most 1073741824",
          [](m&, l& o) { o.demote_after = UINT32_MAX; }},
     });
-    // The largest is taken, and so is demotion under pressure alone.
-    for (const uint32_t after : {1u << 30, 0u, 1u}) {
+    // The largest is taken.
+    for (const uint32_t after : {1u << 30, 1u}) {
         demoting_model model;
         model.layers[0].demote_after = model.layers[1].demote_after = after;
         const kv_model description = model.describe();
         ACCEPTS(create(description));
+    }
+    // And so is demotion under pressure alone, where there can be any.
+    demoting_model model;
+    model.layers[1].demote_after = 0;
+    const kv_model description = model.describe();
+    kv_pool_config config = small_config();
+    config.pressure_percent = 90;
+    ACCEPTS(create(description, config));
+    for (const char* word : {"layer 1: demote_after 0 is demotion under pressure alone",
+                             "set config.pressure_percent, or demote_after"}) {
+        REFUSES(nothing, KV_INVALID, word, create(description));
     }
 }
 

@@ -1,6 +1,9 @@
 // Wrong input in policies, and in scores that the host gives.
+#include <algorithm>
 #include <cmath>
 #include <limits>
+#include <string>
+#include <vector>
 
 #include "abi/hostile_sequence.hpp"
 
@@ -235,6 +238,77 @@ TEST_CASE("scorers that place keys in the text, and layers that rotate by places
     kv_pool_release(pool);
 }
 
+TEST_CASE("fields that neither the scorer nor the allocator reads are refused, by name") {
+    const populated w(observing_config());
+    const std::vector<uint32_t> windows = {KV_SCORER_SCISSORHANDS, KV_SCORER_SNAPKV, KV_SCORER_RKV,
+                                           KV_SCORER_VASE_ATTENTION};
+    const std::vector<uint32_t> sums = {KV_SCORER_H2O, KV_SCORER_BLEND};
+    std::vector<uint32_t> attention = windows, redundancy = {KV_SCORER_RKV, KV_SCORER_BLEND};
+    attention.insert(attention.end(), {KV_SCORER_H2O, KV_SCORER_TOVA, KV_SCORER_BLEND});
+    std::vector<uint32_t> pooled = attention;
+    pooled.push_back(KV_SCORER_HOST);
+    const std::vector<uint32_t> ahead = {KV_SCORER_TRIATTENTION, KV_SCORER_BLEND};
+    std::vector<uint32_t> queries = ahead;
+    queries.push_back(KV_SCORER_EXPECTED_ATTENTION);
+    struct special {
+        const char* name;
+        std::vector<uint32_t> readers;
+        void (*set)(kv_policy&);
+    };
+    const special fields[] = {
+        {"window", windows, [](kv_policy& p) { p.window = 4; }},
+        {"observe_every", attention, [](kv_policy& p) { p.observe_every = 1; }},
+        {"decay", sums, [](kv_policy& p) { p.decay = 0.5f; }},
+        {"pool_width", pooled, [](kv_policy& p) { p.pool_width = 3; }},
+        {"POOL_MAX", pooled, [](kv_policy& p) { p.flags = KV_POLICY_POOL_MAX; }},
+        {"prior_share", {KV_SCORER_BLEND}, [](kv_policy& p) { p.prior_share = 0.5f; }},
+        {"redundancy", redundancy, [](kv_policy& p) { p.redundancy = 0.5f; }},
+        {"EXACT_REDUNDANCY",
+         {KV_SCORER_RKV},
+         [](kv_policy& p) { p.flags = KV_POLICY_EXACT_REDUNDANCY; }},
+        {"similarity", {}, [](kv_policy& p) { p.similarity = 0.5f; }},
+        {"offset_max", ahead, [](kv_policy& p) { p.offset_max = 16; }},
+        {"OFFSETS_MAX", ahead, [](kv_policy& p) { p.flags = KV_POLICY_OFFSETS_MAX; }},
+        {"STATISTICS_ONLINE", queries, [](kv_policy& p) { p.flags = KV_POLICY_STATISTICS_ONLINE; }},
+        {"floor_share", {}, [](kv_policy& p) { p.floor_share = 0.5f; }},
+        {"threshold", {}, [](kv_policy& p) { p.threshold = -0.5f; }},
+        {"steepness", {}, [](kv_policy& p) { p.steepness = 4; }},
+    };
+    for (const special& field : fields) {
+        for (uint32_t scorer = KV_SCORER_TRIATTENTION; scorer <= KV_SCORER_BLEND; ++scorer) {
+            CAPTURE(field.name);
+            CAPTURE(scorer);
+            kv_policy policy = good_policy();
+            policy.scorer = scorer;
+            ACCEPTS(kv_seq_set_policy(w.pool, w.full, &policy));
+            field.set(policy);
+            const std::string named = "policy: " + std::string(field.name) + " is of ";
+            if (std::count(field.readers.begin(), field.readers.end(), scorer) != 0) {
+                ACCEPTS(kv_seq_set_policy(w.pool, w.full, &policy));
+            } else {
+                REFUSES(w.attacked, KV_INVALID, named.c_str(),
+                        kv_seq_set_policy(w.pool, w.full, &policy));
+            }
+        }
+    }
+    // Those of a flag and of allocators, with what reads them.
+    kv_policy policy = good_policy();
+    policy.scorer = KV_SCORER_RKV;
+    policy.similarity = 0.5f;
+    policy.flags = KV_POLICY_EXACT_REDUNDANCY;
+    ACCEPTS(kv_seq_set_policy(w.pool, w.full, &policy));
+    policy = good_policy();
+    policy.allocator = KV_ALLOCATE_PYRAMID;
+    policy.steepness = 4;
+    ACCEPTS(kv_seq_set_policy(w.pool, w.full, &policy));
+    policy.allocator = KV_ALLOCATE_THRESHOLD;
+    REFUSES(w.attacked, KV_INVALID, "with scorer STREAMING and allocator THRESHOLD leave it out",
+            kv_seq_set_policy(w.pool, w.full, &policy));
+    policy.steepness = 0;
+    policy.threshold = 0.5f;
+    ACCEPTS(kv_seq_set_policy(w.pool, w.full, &policy));
+}
+
 TEST_CASE("numbers of a policy beyond all measure do no harm") {
     const populated w(observing_config());
     uint32_t positions[64];
@@ -244,18 +318,16 @@ TEST_CASE("numbers of a policy beyond all measure do no harm") {
     policy.budget = 38;
     policy.window = policy.observe_every = policy.slack = policy.every = UINT32_MAX;
     policy.sinks = policy.value_reserve = policy.segment_quota = UINT32_MAX;
-    policy.prompt_tokens = policy.steepness = UINT32_MAX;
+    policy.prompt_tokens = UINT32_MAX;
     policy.segments = 4096;
     policy.pool_width = 127;
-    policy.decay = policy.redundancy = policy.similarity = policy.floor_share = 1.0f;
-    policy.threshold = INFINITY;
     policy.flags = KV_POLICY_PROTECT_PROMPT | KV_POLICY_PROMPT_ON_TOP | KV_POLICY_AT_PROMPT_END |
                    KV_POLICY_POOL_MAX;
     ACCEPTS(kv_seq_set_policy(w.pool, w.full, &policy));
     w.pool.append(w.full, 1);
     ACCEPTS(kv_compress(w.pool, w.full, nullptr, nullptr));
-    policy.sinks = 0;
-    policy.flags = KV_POLICY_POOL_MAX;
+    policy.sinks = policy.flags = 0;
+    policy.window = policy.observe_every = policy.pool_width = 0;
     for (const uint32_t scorer : {KV_SCORER_KEYDIFF, KV_SCORER_VASE_SKETCH, KV_SCORER_LAGKV}) {
         policy.scorer = scorer;
         ACCEPTS(kv_seq_set_policy(w.pool, w.full, &policy));
@@ -264,6 +336,35 @@ TEST_CASE("numbers of a policy beyond all measure do no harm") {
         CHECK(count == policy.budget);
         policy.budget -= 7;
     }
+    void (*const extremes[])(kv_policy&) = {
+        [](kv_policy& p) {
+            p.scorer = KV_SCORER_BLEND;
+            p.decay = p.redundancy = p.prior_share = 1.0f;
+            p.offset_max = 1u << 31;
+        },
+        [](kv_policy& p) {
+            p.scorer = KV_SCORER_RKV;
+            p.redundancy = p.similarity = 1.0f;
+            p.flags = KV_POLICY_EXACT_REDUNDANCY;
+        },
+        [](kv_policy& p) {
+            p.allocator = KV_ALLOCATE_PYRAMID;
+            p.steepness = 4096;
+        },
+        [](kv_policy& p) {
+            p.allocator = KV_ALLOCATE_THRESHOLD;
+            p.threshold = INFINITY;
+        },
+    };
+    for (const auto& change : extremes) {
+        kv_policy extreme = policy;
+        extreme.segments = extreme.segment_quota = 0;
+        change(extreme);
+        ACCEPTS(kv_seq_set_policy(w.pool, w.full, &extreme));
+        w.pool.append(w.full, 1);
+        ACCEPTS(kv_compress(w.pool, w.full, nullptr, nullptr));
+    }
+    ACCEPTS(kv_seq_set_policy(w.pool, w.full, &policy));
     policy.prompt_tokens = 1;
     ACCEPTS(kv_compress(w.pool, w.full, nullptr, nullptr));
     REQUIRE(kv_pool_check(w.pool) == KV_OK);

@@ -80,11 +80,11 @@ TEST_CASE("kv_pool_policy_footprint: the largest numbers add up in 64 bits, and 
     policy.flags = KV_POLICY_PROTECT_PROMPT | KV_POLICY_PROMPT_ON_TOP;
     policy.budget = policy.every = policy.slack = UINT32_MAX;
     policy.prompt_tokens = policy.sinks = policy.recent = UINT32_MAX;
-    policy.steepness = 4096;
     for (const uint32_t allocator :
          {KV_ALLOCATE_UNIFORM, KV_ALLOCATE_PYRAMID, KV_ALLOCATE_THRESHOLD}) {
         CAPTURE(allocator);
         policy.allocator = allocator;
+        policy.steepness = allocator == KV_ALLOCATE_PYRAMID ? 4096 : 0;
         kv_policy_footprint footprint = KV_INIT(kv_policy_footprint);
         footprint.step_tokens = footprint.tokens = (uint64_t{1} << 31) - 1;
         REFUSES(attacked, KV_TOO_LARGE,

@@ -341,12 +341,14 @@ class engine {
     uint32_t rows_ = 0;
 };
 
-/// Attention is observed in every step, as the methods' authors do.
+/// Attention, where it is observed, is in every step, as the methods' authors do.
 inline kv_policy policy_of(uint32_t scorer, uint32_t budget) {
     kv_policy policy = KV_INIT(kv_policy);
     policy.scorer = scorer;
     policy.budget = budget;
-    policy.observe_every = 1;
+    const bool observes = (scorer >= KV_SCORER_H2O && scorer <= KV_SCORER_VASE_ATTENTION) ||
+                          scorer == KV_SCORER_BLEND;
+    policy.observe_every = observes ? 1 : 0;
     return policy;
 }
 

@@ -190,9 +190,19 @@ TEST_CASE("observations: a policy of the same rules keeps them, one of others be
     for (const auto& change : std::vector<std::function<void(kv_policy&)>>{
              [](kv_policy& p) { p.window = 65; }, [](kv_policy& p) { p.observe_every = 2; },
              [](kv_policy& p) { p.scorer = KV_SCORER_SCISSORHANDS; },
-             [](kv_policy& p) { p.scorer = KV_SCORER_H2O; }, [](kv_policy& p) { p.decay = 0.5f; },
-             [](kv_policy& p) { p.scorer = KV_SCORER_TOVA; },
-             [](kv_policy& p) { p.scorer = KV_SCORER_HOST; }}) {
+             [](kv_policy& p) {
+                 p.scorer = KV_SCORER_H2O;
+                 p.window = 0;
+             },
+             [](kv_policy& p) { p.decay = 0.5f; },
+             [](kv_policy& p) {
+                 p.scorer = KV_SCORER_TOVA;
+                 p.decay = 0.0f;
+             },
+             [](kv_policy& p) {
+                 p.scorer = KV_SCORER_HOST;
+                 p.observe_every = 0;
+             }}) {
         t.step(2);
         change(policy);
         set(&policy);
@@ -523,7 +533,7 @@ TEST_CASE("observations: kernels of the host show the library no attention") {
     CHECK(compress(host, sequence).outcome == KV_COMPRESS_NO_OBSERVATIONS);
     CHECK(host.positions(sequence, 0, 0).size() == 30);
     // Scores of the host do not need to be seen.
-    policy.scorer = KV_SCORER_HOST;
+    policy = policy_of(KV_SCORER_HOST, 10);
     require_ok(kv_seq_set_policy(host.pool(), sequence, &policy));
     std::vector<float> scores(2 * 30);
     for (uint32_t i = 0; i < 60; ++i) scores[i] = static_cast<float>(i % 30);

@@ -1,6 +1,7 @@
 #include "policies.hpp"
 
 #include <algorithm>
+#include <initializer_list>
 
 namespace property {
 
@@ -24,18 +25,26 @@ bool samples(const kv_policy& policy) {
     return (policy.flags & KV_POLICY_SAMPLE) != 0 || policy.scorer == KV_SCORER_VASE_ATTENTION;
 }
 
+/// What the policy's scorer reads, and of that now and then.
 void observe_at_random(dice& dice, kv_policy& policy) {
-    const bool by_queries =
-        policy.scorer == KV_SCORER_EXPECTED_ATTENTION || policy.scorer == KV_SCORER_BLEND;
-    if (by_queries && dice.below(2) == 0) {
+    const auto is_one_of = [&](std::initializer_list<uint32_t> scorers) {
+        return std::find(scorers.begin(), scorers.end(), policy.scorer) != scorers.end();
+    };
+    const auto in = [&](bool reads, uint64_t times) { return reads && dice.below(times) == 0; };
+    const bool windowed = is_one_of(
+        {KV_SCORER_SCISSORHANDS, KV_SCORER_SNAPKV, KV_SCORER_RKV, KV_SCORER_VASE_ATTENTION});
+    const bool summed = is_one_of({KV_SCORER_H2O, KV_SCORER_BLEND});
+    const bool observed = windowed || summed || policy.scorer == KV_SCORER_TOVA;
+    const bool pooled = observed || policy.scorer == KV_SCORER_HOST;
+    if (in(is_one_of({KV_SCORER_EXPECTED_ATTENTION, KV_SCORER_BLEND}), 2)) {
         policy.flags |= KV_POLICY_STATISTICS_ONLINE;
     }
-    if (dice.below(2) == 0) policy.window = 1 + static_cast<uint32_t>(dice.below(12));
-    if (dice.below(4) == 0) policy.observe_every = static_cast<uint32_t>(dice.below(4));
-    if (dice.below(3) == 0) policy.decay = 1.0f - static_cast<float>(dice.below(8)) / 16.0f;
-    if (dice.below(4) == 0) policy.pool_width = 1 + 2 * static_cast<uint32_t>(dice.below(5));
-    if (dice.below(4) == 0) policy.flags |= KV_POLICY_POOL_MAX;
-    if (dice.below(2) == 0) policy.flags |= KV_POLICY_EXACT_REDUNDANCY;
+    if (in(windowed, 2)) policy.window = 1 + static_cast<uint32_t>(dice.below(12));
+    if (in(observed, 4)) policy.observe_every = static_cast<uint32_t>(dice.below(4));
+    if (in(summed, 3)) policy.decay = 1.0f - static_cast<float>(dice.below(8)) / 16.0f;
+    if (in(pooled, 4)) policy.pool_width = 1 + 2 * static_cast<uint32_t>(dice.below(5));
+    if (in(pooled, 4)) policy.flags |= KV_POLICY_POOL_MAX;
+    if (in(policy.scorer == KV_SCORER_RKV, 2)) policy.flags |= KV_POLICY_EXACT_REDUNDANCY;
 }
 
 void adjust_at_random(dice& dice, kv_policy& policy) {

@@ -38,8 +38,8 @@ struct pool_options {
     uint32_t layout = KV_LAYOUT_NATIVE;
     uint32_t slabs = 16;
     uint32_t max_tokens = 1024;
-    uint32_t pressure_percent = 0;
-    bool by_slot = false;  // KV_LAYER_CACHE_POSITIONS, KV_ROPE_HALF with theta 10000
+    uint32_t pressure_percent = 100;  // that is, never
+    bool by_slot = false;             // KV_LAYER_CACHE_POSITIONS, KV_ROPE_HALF with theta 10000
 };
 
 inline void ok(kv_status status) {

@@ -101,7 +101,7 @@ namespace Kvrt.Tests
                 layer.DemotedValueFormat = StorageFormat.Int4Token;
                 layer.DemotedKeyStorage = new Storage { Scales = new[] { 0.5f, 0.25f } };
                 layer.DemotedValueStorage = new Storage { Options = StorageOptions.Rotate };
-                layer.DemoteAfter = 0; // under pressure alone
+                layer.DemoteAfter = 1000; // more than there will be
             }))
             {
                 Sequence sequence = engine.Pool.CreateSequence();

@@ -78,10 +78,11 @@ fn demoted_formats_have_storages_of_their_own() {
         .demoted_key_format(Format::Fp8E4m3)
         .demoted_value_format(Format::Int4Token)
         .demoted_key_storage(Storage::new().scales([0.5, 0.25]))
-        .demoted_value_storage(Storage::new().rotate(true));
+        .demoted_value_storage(Storage::new().rotate(true))
+        .demote_after(1000);
     let pool = pool_of(layer).unwrap();
     let sequence = sequence(&pool);
-    // Under pressure alone, that is.
+    // All are among the newest.
     let step = pool.begin_step().unwrap();
     step.append(sequence, 70, None).unwrap();
     step.reserve().unwrap();
