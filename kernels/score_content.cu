@@ -7,6 +7,7 @@
 #include "kernels/score_directions.hpp"
 #include "kernels/score_expected.hpp"
 #include "kernels/score_lag.hpp"
+#include "kernels/score_similar.hpp"
 #include "kernels/score_sketch.hpp"
 #include "kernels/transform.hpp"
 
@@ -27,6 +28,14 @@ extern "C" __global__ void __launch_bounds__(direction_threads, 2)
 extern "C" __global__ void __launch_bounds__(score_threads, 4)
     kvrt_score_directions(const __grid_constant__ direction_parameters call) {
     score_directions<cuda_context>(call);
+}
+extern "C" __global__ void __launch_bounds__(similar_threads, 2)
+    kvrt_compare_keys(const __grid_constant__ similarity_parameters call) {
+    compare_keys<cuda_context>(call);
+}
+extern "C" __global__ void __launch_bounds__(score_threads, 8)
+    kvrt_spare_newest(const __grid_constant__ similarity_parameters call) {
+    spare_newest<cuda_context>(call);
 }
 extern "C" __global__ void __launch_bounds__(lag_threads, 4)
     kvrt_measure_deviations(const __grid_constant__ lag_parameters call) {

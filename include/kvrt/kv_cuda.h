@@ -25,15 +25,15 @@
  * CPU; what they give up comes back once the step has passed.
  *
  * Policies and kv_compress: STREAMING, RANDOM, KEY_NORM, TRIATTENTION, KEYDIFF, LAGKV, VASE_SKETCH,
- * EXPECTED_ATTENTION, H2O, SCISSORHANDS, TOVA, SNAPKV, RKV (without EXACT_REDUNDANCY),
- * VASE_ATTENTION, HOST and BLEND, with every selection, as docs/device.md says; their rounds are
- * enqueued behind the step, on its stream, and blocks return with it. kv_compress outside of steps
- * goes to a stream of the pool's, or that of an open step, which must not be captured then. The
- * first policy takes device memory for positions and scores, the first that reads layers that seal
- * for opened rows, kv_cuda_pool_set_scoring for matrix products. Of demoted layers a round may
- * demote early what guards do not hold; of what it codes again recoded_rows is the most that it may
- * be, and recoding_error NaN. Allocators by scores (ADAPTIVE, THRESHOLD: only the device would know
- * how many tokens stay) are UNSUPPORTED.
+ * EXPECTED_ATTENTION, H2O, SCISSORHANDS, TOVA, SNAPKV, RKV, VASE_ATTENTION, HOST and BLEND, with
+ * every selection, as docs/device.md says; their rounds are enqueued behind the step, on its
+ * stream, and blocks return with it. kv_compress outside of steps goes to a stream of the pool's,
+ * or that of an open step, which must not be captured then. The first policy takes device memory
+ * for positions and scores, the first that reads layers that seal for opened rows,
+ * kv_cuda_pool_set_scoring for matrix products. Of demoted layers a round may demote early what
+ * guards do not hold; of what it codes again recoded_rows is the most that it may be, and
+ * recoding_error NaN. Allocators by scores (ADAPTIVE, THRESHOLD: only the device would know how
+ * many tokens stay) are UNSUPPORTED.
  *
  * Attention is observed there, as kv_attend enqueues it, or as a graph is replayed that it was
  * captured in: see KV_CUDA_TABLES_ATTENDED. What a step observes is settled when it is reserved: a

@@ -104,6 +104,8 @@ round_scores::round_scores()
       moments_{"kvrt_make_moments"},
       sum_directions_{"kvrt_sum_directions"},
       score_directions_{"kvrt_score_directions"},
+      compare_keys_{"kvrt_compare_keys"},
+      spare_newest_{"kvrt_spare_newest"},
       deviations_{"kvrt_measure_deviations"},
       ranks_{"kvrt_rank_lag_parts"},
       draw_sketches_{"kvrt_draw_sketches"},
@@ -145,8 +147,8 @@ status round_scores::create(kernel_functions& functions) {
     functions_ = &functions;
     for (kernel_function* each :
          {&places_, &normalise_, &moments_, &pool_, &sum_directions_, &score_directions_,
-          &deviations_, &ranks_, &draw_sketches_, &score_sketches_, &expected_, &soften_, &share_,
-          &blend_, &mix_}) {
+          &compare_keys_, &spare_newest_, &deviations_, &ranks_, &draw_sketches_, &score_sketches_,
+          &expected_, &soften_, &share_, &blend_, &mix_}) {
         KVRT_TRY(functions.find(*each));
     }
     for (key_functions& each : readers_) {

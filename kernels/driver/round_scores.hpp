@@ -82,6 +82,19 @@ struct score_call {
     }
 };
 
+/// What the parameters of all kernels of content begin with.
+template <class parameters>
+parameters begin_parameters(const score_call& call) {
+    parameters made;
+    made.arena = call.rows;
+    made.place = call.share.read;
+    made.tables = call.batch_of<uint32_t>();
+    made.scores = call.scores;
+    made.count = call.share.count;
+    made.most_slots = call.share.most_slots;
+    return made;
+}
+
 class round_scores;
 
 /// What a scorer reads of lanes: nothing, keys by kernels for their format, or rows that one kernel
@@ -168,14 +181,15 @@ class round_scores {
     static uint64_t redundancy_scratch(uint32_t dim, uint64_t stride);
     status score_blend(const score_call& call);
     status score_redundancy(const score_call& call);
+    status score_similar(const score_call& call);
     /// One row of z-scores for each KV head, of those of `group` rows.
     status normalise(const score_call& call, const kernels::normalise_head* heads, uint32_t group);
 
     kernel_functions* functions_ = nullptr;
     triattention_scorer triattention_;
     kernel_function places_, normalise_, pool_, moments_, sum_directions_, score_directions_,
-        deviations_, ranks_, draw_sketches_, score_sketches_, expected_, soften_, share_, blend_,
-        mix_;
+        compare_keys_, spare_newest_, deviations_, ranks_, draw_sketches_, score_sketches_,
+        expected_, soften_, share_, blend_, mix_;
     key_functions readers_[8];
 };
 

@@ -46,7 +46,8 @@ bool same_rows(const kvrt_round_lane& a, const kvrt_round_lane& b) {
            a.scores.sinks == b.scores.sinks && a.scores.pool_width == b.scores.pool_width &&
            a.scores.pool_maximum == b.scores.pool_maximum &&
            a.scores.prior_share == b.scores.prior_share &&
-           a.scores.redundancy == b.scores.redundancy && a.selection == b.selection &&
+           a.scores.redundancy == b.scores.redundancy &&
+           a.scores.similarity == b.scores.similarity && a.selection == b.selection &&
            a.bundle == b.bundle && reserves(a) == reserves(b);
 }
 

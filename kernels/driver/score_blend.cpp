@@ -1,8 +1,11 @@
 // The launches of scorers that weigh several rows: BLEND's and R-KV's (round_scores.hpp). What they
 // make before the last row is at the end of a KV head's scratch, behind the sums of directions.
+#include <algorithm>
+
 #include "driver/round_scores.hpp"
 #include "kernels/blend.hpp"
 #include "kernels/score_directions.hpp"
+#include "kernels/score_similar.hpp"
 
 namespace kvrt::cuda {
 
@@ -31,7 +34,8 @@ uint64_t round_scores::blend_scratch(uint32_t dim, uint64_t stride) {
 }
 
 uint64_t round_scores::redundancy_scratch(uint32_t dim, uint64_t stride) {
-    return direction_scratch(dim, stride) + stride;
+    // Exact redundancy has cosines in front, and newest slots where observed sums are to be.
+    return std::max(direction_scratch(dim, stride), stride) + stride;
 }
 
 status round_scores::score_blend(const score_call& call) {
@@ -45,8 +49,25 @@ status round_scores::score_blend(const score_call& call) {
                               call.stream, &blend);
 }
 
+status round_scores::score_similar(const score_call& call) {
+    const round_share& share = call.share;
+    auto parameters = begin_parameters<similarity_parameters>(call);
+    parameters.lanes = call.lanes_of<score_lane>();
+    parameters.newest = reinterpret_cast<uint32_t*>(call.scratch + share.apart_at());
+    parameters.cosines = call.scratch;
+    parameters.parts_stride = share.scratch;
+    parameters.score_stride = share.stride;
+    parameters.similarity = call.first().scores.similarity;
+    KVRT_TRY(functions_->launch(compare_keys_,
+                                similar_blocks(share.count, share.kv_heads, share.most_slots),
+                                similar_threads, similar_shared_bytes, call.stream, &parameters));
+    return functions_->launch(spare_newest_, call.score_blocks(), score_threads, 0, call.stream,
+                              &parameters);
+}
+
 status round_scores::score_redundancy(const score_call& call) {
-    KVRT_TRY(score_directions(call));
+    const bool exact = call.first().scores.similarity != 0.0f;
+    KVRT_TRY(exact ? score_similar(call) : score_directions(call));
     KVRT_TRY(score_observed(call));
     blend_parameters blend = blend_of(call);
     return functions_->launch(mix_, blend.count, normalise_threads, blend_shared_bytes, call.stream,

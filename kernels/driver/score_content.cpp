@@ -25,19 +25,6 @@ transform_parameters transform_of(const score_call& call) {
     return made;
 }
 
-/// What the parameters of all kernels of content begin with.
-template <class parameters>
-parameters begin_parameters(const score_call& call) {
-    parameters made;
-    made.arena = call.rows;
-    made.place = call.share.read;
-    made.tables = call.batch_of<uint32_t>();
-    made.scores = call.scores;
-    made.count = call.share.count;
-    made.most_slots = call.share.most_slots;
-    return made;
-}
-
 }  // namespace
 
 uint64_t round_scores::direction_scratch(uint32_t dim, uint64_t stride) {

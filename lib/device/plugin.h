@@ -18,7 +18,7 @@ extern "C" {
 #endif
 
 /* Rises with every change of what is below that an older side would not understand. */
-#define KVRT_PLUGIN_VERSION 4u
+#define KVRT_PLUGIN_VERSION 5u
 
 typedef struct kvrt_device kvrt_device;
 
@@ -310,7 +310,7 @@ typedef struct kvrt_round_scores {
     uint64_t first_band, first_query_head; /* of the lane */
     float prior_share, redundancy; /* BLEND's; RKV has the latter. As the policy says, or default */
     uint32_t samples;              /* 1: survivors are drawn, by scores */
-    uint32_t unused;
+    float similarity;              /* RKV's, where its redundancy is exact; 0: it is linear */
 } kvrt_round_scores;
 
 /* Sums of observed attention of a lane: places of KV head 0 in kvrt_round.sums, and how many slots

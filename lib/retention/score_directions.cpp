@@ -9,8 +9,6 @@ namespace kvrt {
 
 namespace {
 
-constexpr float default_similarity = 0.5f;
-
 /// Sums of the parts of a lane's KV head: [parts][dim]; the first becomes the sum of them all.
 double* unit_sums_of(const round_plan& plan, uint32_t lane, uint32_t head) {
     const scoring_scratch& scratch = plan.context.scratch;
@@ -56,8 +54,7 @@ void measure_exact_redundancy(const round_plan& plan, uint32_t lane, uint32_t he
         copy_unit_keys(rows, first, std::min(first + slots_per_part, slots), units, row_sum);
     });
     constexpr uint32_t rows_per_unit = 64;
-    const float similarity =
-        plan.policy.similarity != 0.0f ? plan.policy.similarity : default_similarity;
+    const float similarity = similarity_of(plan.policy);
     plan.store.threads.for_each(ceil_divide(slots, rows_per_unit), [&](uint32_t unit) {
         const uint32_t first = unit * rows_per_unit;
         compare_unit_keys(units, slots, rows.key_dim(), first,

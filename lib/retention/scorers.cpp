@@ -104,6 +104,10 @@ float redundancy_of(const kv_policy& policy) {
     return policy.redundancy != 0.0f ? policy.redundancy : find_scorer(policy.scorer)->redundancy;
 }
 
+float similarity_of(const kv_policy& policy) {
+    return policy.similarity != 0.0f ? policy.similarity : 0.5f;
+}
+
 bool draws_survivors(const kv_policy& policy) {
     return find_scorer(policy.scorer)->samples_always || (policy.flags & KV_POLICY_SAMPLE) != 0;
 }

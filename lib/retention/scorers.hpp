@@ -52,6 +52,8 @@ observation_rules rules_of(const kv_policy& policy);
 /// The shares that a policy's scores are made of: its own, or its scorer's.
 float prior_share_of(const kv_policy& policy);
 float redundancy_of(const kv_policy& policy);
+/// Of R-KV's exact redundancy: keys are similar above this cosine.
+float similarity_of(const kv_policy& policy);
 bool draws_survivors(const kv_policy& policy);
 
 /// Bits of all scorers, for kv_capabilities.

@@ -239,9 +239,6 @@ status check_policy_on_device(const step_context& context, const kv_policy& poli
         const std::string reason = message_buffer();
         return fail(kernels, "policy: {}", reason);
     }
-    // Every key against every other, in memory for copies of all.
-    const bool exact = (policy.flags & KV_POLICY_EXACT_REDUNDANCY) != 0;
-    if (exact && policy.scorer == KV_SCORER_RKV) return refuse("EXACT_REDUNDANCY");
     // Scores would say how many slots stay, which the host must know.
     if (policy.allocator == KV_ALLOCATE_ADAPTIVE) return refuse("allocator ADAPTIVE");
     if (policy.allocator == KV_ALLOCATE_THRESHOLD) return refuse("allocator THRESHOLD");

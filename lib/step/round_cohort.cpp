@@ -233,6 +233,8 @@ void round_cohort::plan_lane(const round_plan& plan, uint32_t lane, const double
     scores.samples = draws_survivors(plan.policy) ? 1 : 0;
     scores.prior_share = prior_share_of(plan.policy);
     scores.redundancy = redundancy_of(plan.policy);
+    const bool exact = (plan.policy.flags & KV_POLICY_EXACT_REDUNDANCY) != 0;
+    if (exact) scores.similarity = similarity_of(plan.policy);
     if (goes_by_observation(plan.policy.scorer)) {
         const score_pooling pooling = pooling_of(plan.policy);
         scores.pool_width = pooling.width;

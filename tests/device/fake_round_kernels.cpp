@@ -9,6 +9,7 @@
 #include "kernels/score_directions.hpp"
 #include "kernels/score_expected.hpp"
 #include "kernels/score_lag.hpp"
+#include "kernels/score_similar.hpp"
 #include "kernels/score_sketch.hpp"
 #include "kernels/transform.hpp"
 
@@ -80,6 +81,8 @@ void add_round_kernels(fake_driver& fake, const kernel_faults& faults) {
     add<moments_parameters>(fake, "kvrt_make_moments", make_moments<fake_context>);
     add<direction_parameters>(fake, "kvrt_sum_directions", sum_directions<fake_context>);
     add<direction_parameters>(fake, "kvrt_score_directions", score_directions<fake_context>);
+    add<similarity_parameters>(fake, "kvrt_compare_keys", compare_keys<fake_context>);
+    add<similarity_parameters>(fake, "kvrt_spare_newest", spare_newest<fake_context>);
     add<lag_parameters>(fake, "kvrt_measure_deviations", measure_deviations<fake_context>,
                         changing(faults.lag));
     add<lag_parameters>(fake, "kvrt_rank_lag_parts", rank_lag_parts<fake_context>);

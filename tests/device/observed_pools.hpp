@@ -34,6 +34,7 @@ struct observing_pools_on : round_pools_on {
     uint32_t attend_flags = 0;
     bool two_levels = false;  ///< of attention that a token gets
     double head_step = 17.0;  ///< heads differ
+    uint32_t same_way = 0;    ///< so many keys in a row point the same way, of eight; 0: all do
 
     explicit observing_pools_on(twin_device& device, std::unique_ptr<twin_model> model =
                                                          std::make_unique<observed_layers>())
@@ -41,18 +42,22 @@ struct observing_pools_on : round_pools_on {
 
     /// Rows of a step, each of a position: bf16 holds them, and their sum is finer than it.
     template <class callable>
-    void fill(twin_tensor& tensor, const std::vector<twin_append>& items, const callable& level) {
+    void fill(twin_tensor& tensor, const std::vector<twin_append>& items, uint32_t turns_after,
+              const callable& level) {
         const uint32_t heads = static_cast<uint32_t>(tensor.on_host.heads);
         const uint32_t dim = static_cast<uint32_t>(tensor.on_host.dim);
         uint32_t row = 0;
         for (const twin_append& item : items) {
             for (uint32_t r = 0; r < item.rows; ++r, ++row) {
                 for (uint32_t head = 0; head < heads; ++head) {
-                    const double here = level(item.sequence->tokens + r, head);
+                    const uint32_t position = item.sequence->tokens + r;
+                    const double here = level(position, head);
                     for (uint32_t c = 0; c < dim; ++c) {
                         const double finer = here + static_cast<double>(c) / dim / 128.0;
+                        const bool points =
+                            turns_after == 0 || c / (dim / 8) == position / turns_after % 8;
                         tensor.host[(row * heads + head) * dim + c] =
-                            static_cast<float>(std::floor(finer * 128.0) / 128.0);
+                            points ? static_cast<float>(std::floor(finer * 128.0) / 128.0) : 0.0f;
                     }
                 }
             }
@@ -64,14 +69,14 @@ struct observing_pools_on : round_pools_on {
     void fill_inputs(uint32_t l, const std::vector<twin_append>& items, twin_tensor& keys,
                      twin_tensor& values, twin_tensor& queries) {
         if (stores(l)) {
-            fill(keys, items, [&](uint32_t position, uint32_t head) {
+            fill(keys, items, same_way, [&](uint32_t position, uint32_t head) {
                 const double level = spread(position + head_step * head + 31.0 * l);
                 return two_levels ? level < 0.6 ? 0.2 : 1.7 : 1.9 * level;
             });
             draw(values);
             device().enqueue("inputs", upload(values));
         }
-        fill(queries, items, [&](uint32_t position, uint32_t head) {
+        fill(queries, items, 0, [&](uint32_t position, uint32_t head) {
             return 0.2 + 0.1 * spread(3.0 * position + head);
         });
     }
@@ -182,6 +187,14 @@ inline observed_policy policy_for_observed(observing_pools_on& pools) {
         policy.window = 8;
     }
     SUBCASE("RKV") { policy.scorer = KV_SCORER_RKV; }
+    SUBCASE("RKV, whose newest similar keys are spared") {
+        policy.scorer = KV_SCORER_RKV;
+        policy.flags = KV_POLICY_EXACT_REDUNDANCY;
+        policy.similarity = 0.25f;
+        policy.redundancy = 0.98f;
+        policy.pool_width = 1;
+        pools.same_way = 10;
+    }
     SUBCASE("BLEND") { policy.scorer = KV_SCORER_BLEND; }
     SUBCASE("BLEND, one set for all layers' heads, by shares of its own") {
         policy.scorer = KV_SCORER_BLEND;
