@@ -1,5 +1,6 @@
 // The program: reads the arguments, loads the model, and evaluates every configuration that this
-// library can store; or, with --retention as its first argument, methods of eviction.
+// library can store; or, with --retention as its first argument, methods of eviction, and with
+// --endless one sequence without an end.
 //
 // The table goes to standard output, everything else to standard error. Exit status: 0 done, 1 the
 // model, the text or the evaluation failed, 2 the arguments were wrong.
@@ -10,9 +11,11 @@
 #include <filesystem>
 
 #include "evaluate/calibration.hpp"
+#include "evaluate/endless_run.hpp"
 #include "evaluate/files.hpp"
 #include "evaluate/options.hpp"
 #include "evaluate/plot.hpp"
+#include "evaluate/program.hpp"
 #include "evaluate/results.hpp"
 #include "evaluate/retention_run.hpp"
 #include "evaluate/text_run.hpp"
@@ -212,24 +215,15 @@ outcome<nothing> run(const program_options& wanted) {
 }  // namespace evaluate
 
 int main(int count, char** words) {
+    using namespace evaluate;
     const auto given =
         std::span<const char* const>(words, static_cast<std::size_t>(count)).subspan(1);
-    if (!given.empty() && given.front() == std::string_view("--retention")) {
-        return evaluate::retention_main(given.subspan(1));
+    const std::string_view first = given.empty() ? std::string_view() : given.front();
+    if (first == "--retention") {
+        return run_words(given.subspan(1), parse_retention, retention_usage, run_retention);
     }
-    const auto wanted = evaluate::parse_options(given);
-    if (!wanted) {
-        std::fprintf(stderr, "evaluate: %s\n\n%s", wanted.message().c_str(),
-                     evaluate::usage().c_str());
-        return 2;
+    if (first == "--endless") {
+        return run_words(given.subspan(1), parse_endless, endless_usage, run_endless);
     }
-    if (wanted->help) {
-        std::fputs(evaluate::usage().c_str(), stdout);
-        return 0;
-    }
-    const auto done = evaluate::run(*wanted);
-    if (!done) {
-        std::fprintf(stderr, "evaluate: %s\n", done.message().c_str());
-    }
-    return done ? 0 : 1;
+    return run_words(given, parse_options, usage, run);
 }

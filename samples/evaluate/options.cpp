@@ -124,6 +124,7 @@ std::string usage() {
     return fmt::format(
         "usage: evaluate --model FILE --text FILE [options]\n"
         "       evaluate --retention ... (methods of eviction: see evaluate --retention --help)\n"
+        "       evaluate --endless ... (a sequence without an end: see evaluate --endless --help)\n"
         "\n"
         "Measures what a Llama-family model loses by each way of storing its KV cache, on real "
         "text,\n"

@@ -45,6 +45,8 @@ class batch_reader : public generate::attention_cache {
     std::span<generate::kv_cache> caches() { return caches_; }
 
     outcome<nothing> attend(std::uint32_t layer, const generate::attention_rows& rows) override;
+    // All caches rotate, or none does.
+    bool rotates() const override { return caches_.front().rotates(); }
 
   private:
     // Rows of one sequence in the step of its cache.

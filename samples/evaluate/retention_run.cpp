@@ -292,22 +292,4 @@ outcome<nothing> run_retention(const retention_command& wanted) {
     return write(*plot_file, plot(found));
 }
 
-int retention_main(std::span<const char* const> words) {
-    const auto wanted = parse_retention(words);
-    if (!wanted) {
-        std::fprintf(stderr, "evaluate: %s\n\n%s", wanted.message().c_str(),
-                     retention_usage().c_str());
-        return 2;
-    }
-    if (wanted->help) {
-        std::fputs(retention_usage().c_str(), stdout);
-        return 0;
-    }
-    const auto done = run_retention(*wanted);
-    if (!done) {
-        std::fprintf(stderr, "evaluate: %s\n", done.message().c_str());
-    }
-    return done ? 0 : 1;
-}
-
 }  // namespace evaluate

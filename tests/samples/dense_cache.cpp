@@ -2,7 +2,24 @@
 
 #include <algorithm>
 #include <cmath>
+#include <complex>
 #include <limits>
+
+double dense_cache::product(const float* query, const float* key, double distance) const {
+    const std::size_t pairs = config_.inverse_frequencies.size();
+    double sum = 0;
+    for (std::size_t i = 0; i < pairs; ++i) {
+        const std::complex<double> turned =
+            std::complex<double>(query[2 * i], query[2 * i + 1]) *
+            std::polar(1.0, distance * config_.inverse_frequencies[i]);
+        sum += turned.real() * static_cast<double>(key[2 * i]) +
+               turned.imag() * static_cast<double>(key[2 * i + 1]);
+    }
+    for (std::size_t d = 2 * pairs; d < config_.head_dim; ++d) {
+        sum += static_cast<double>(query[d]) * static_cast<double>(key[d]);
+    }
+    return sum;
+}
 
 generate::outcome<generate::nothing> dense_cache::attend(std::uint32_t layer,
                                                          const generate::attention_rows& rows) {
@@ -23,11 +40,8 @@ generate::outcome<generate::nothing> dense_cache::attend(std::uint32_t layer,
             const std::size_t first = head / group * dim;
             std::vector<double> weights(tokens);
             for (std::size_t j = 0; j < tokens; ++j) {
-                for (std::size_t d = 0; d < dim; ++d) {
-                    weights[j] += static_cast<double>(query[d]) *
-                                  static_cast<double>(keys[j * token_size + first + d]);
-                }
-                weights[j] *= scale;
+                weights[j] = scale * product(query, &keys[j * token_size + first],
+                                             distance_ ? distance_(tokens - 1, j) : 0);
                 if (sees_ && !sees_(tokens - 1, j)) {
                     weights[j] = -std::numeric_limits<double>::infinity();
                 }

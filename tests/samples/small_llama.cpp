@@ -68,11 +68,12 @@ std::vector<token_id> some_tokens(std::size_t count) {
 }
 
 std::vector<float> dense_logits(std::span<const token_id> tokens,
-                                const generate::llama_model& model, const visibility& sees) {
+                                const generate::llama_model& model, const visibility& sees,
+                                const distances& distance) {
     std::vector<std::uint32_t> rows(tokens.size());
     std::iota(rows.begin(), rows.end(), 0u);
     std::vector<float> logits(tokens.size() * vocabulary);
-    dense_cache cache(model.config, sees);
+    dense_cache cache(model.config, sees, distance);
     generate::forward_pass pass(model, tokens.size());
     REQUIRE(pass.run({tokens, rows, rows}, cache, logits));
     return logits;

@@ -27,7 +27,8 @@ std::vector<token_id> some_tokens(std::size_t count);
 // Logits of every token of one text, [tokens, vocabulary], without the library.
 std::vector<float> dense_logits(std::span<const token_id> tokens,
                                 const generate::llama_model& model = small_model(),
-                                const visibility& sees = nullptr);
+                                const visibility& sees = nullptr,
+                                const distances& distance = nullptr);
 
 double loss_of(std::span<const float> logits, token_id token);
 
