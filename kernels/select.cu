@@ -1,4 +1,5 @@
-// candidates.hpp, places.hpp, normalise.hpp, select.hpp and quota.hpp for the GPU.
+// candidates.hpp, places.hpp, normalise.hpp, select.hpp, allocate.hpp and quota.hpp for the GPU.
+#include "kernels/allocate.hpp"
 #include "kernels/cuda_context.cuh"
 #include "kernels/normalise.hpp"
 #include "kernels/places.hpp"
@@ -31,10 +32,18 @@ extern "C" __global__ void __launch_bounds__(select_threads)
     kvrt_reserve_slots(const __grid_constant__ reserve_parameters call) {
     reserve_slots<cuda_context>(call);
 }
+extern "C" __global__ void __launch_bounds__(select_threads)
+    kvrt_count_reaching(const __grid_constant__ counting_parameters call) {
+    count_reaching<cuda_context>(call);
+}
 /// Of a multiprocessor, at least. Told so, ptxas takes the registers there are, and spills none.
-constexpr int quota_blocks_at_once = 4;
+constexpr int blocks_at_once = 3;
 
-extern "C" __global__ void __launch_bounds__(select_threads, quota_blocks_at_once)
+extern "C" __global__ void __launch_bounds__(select_threads, blocks_at_once)
     kvrt_reserve_segments(const __grid_constant__ quota_parameters call) {
     reserve_segments<cuda_context>(call);
+}
+extern "C" __global__ void __launch_bounds__(select_threads, blocks_at_once)
+    kvrt_share_budgets(const __grid_constant__ counting_parameters call) {
+    share_budgets<cuda_context>(call);
 }

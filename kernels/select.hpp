@@ -65,6 +65,7 @@ struct select_shared {
     uint32_t warp_sums[select_threads / warp_lanes];
     uint32_t digit;
     uint32_t of_equals;
+    uint32_t above, equal;                               // of a count
     warp_tally tallies[2][select_threads / warp_lanes];  // of a tile, and the one behind it
     slot_range ranges[most_ranges];
 };
@@ -145,8 +146,13 @@ struct ranked_slots {
         uint32_t of_equals;
     };
 
-    /// Adds the candidates whose known digits are `found` to the histogram of the next.
-    KVRT_DEVICE void count_digits(uint32_t found, uint32_t known, uint32_t shift) const {
+    static constexpr uint32_t no_key = 0xffffffffu;  ///< above all that scores have
+
+    /// Adds the candidates whose known digits are `found`, and, where that is asked, whose keys are
+    /// below `limit`, to the histogram of the next.
+    template <bool limited = false>
+    KVRT_DEVICE void count_digits(uint32_t found, uint32_t known, uint32_t shift,
+                                  uint32_t limit = no_key) const {
         for (uint32_t r = 0; r < ranges; ++r) {
             const slot_range here = range(r);
             const uint32_t length = here.end - here.first;
@@ -158,6 +164,7 @@ struct ranked_slots {
                 if (counts) {
                     key = key_of(here.first + i);
                     counts = (key & known) == found;
+                    if constexpr (limited) counts = counts && key < limit;
                 }
                 if (Cx::ballot(counts) == 0) continue;
                 // Scores have few leading digits: lanes with the same one add up first.
@@ -171,7 +178,7 @@ struct ranked_slots {
 
     /// Of the histogram, the digit where `wanted` are reached from above: all threads learn of it
     /// at the next barrier.
-    KVRT_DEVICE void find_digit(uint32_t wanted) const {
+    static KVRT_DEVICE void find_digit(uint32_t wanted) {
         const uint32_t digit = select_digits - 1 - Cx::thread();
         uint32_t sum = Cx::template load<uint32_t>(&shared()->histogram[digit]);
         const uint32_t here = sum;
@@ -194,7 +201,7 @@ struct ranked_slots {
 
     /// wanted <= candidates. For 0 a bound that nothing reaches.
     KVRT_DEVICE rank_bound find_rank(uint32_t wanted) const {
-        if (wanted == 0) return {0xffffffffu, 0};
+        if (wanted == 0) return {no_key, 0};
         rank_bound bound = {0, wanted};
         uint32_t known = 0;
         for (uint32_t shift = 24;; shift -= 8) {
@@ -209,6 +216,31 @@ struct ranked_slots {
             known |= (select_digits - 1) << shift;
             if (shift == 0) return bound;
         }
+    }
+
+    /// Candidates with keys above `key` (x) and with that very one (y), all below `limit`. All
+    /// threads learn it. A barrier must be between one of these and the next.
+    KVRT_DEVICE word2 count_from(uint32_t key, uint32_t limit) const {
+        if (Cx::thread() == 0) Cx::store(&shared()->above, word2{0, 0});
+        Cx::barrier();
+        uint32_t above = 0, equal = 0;
+        for (uint32_t r = 0; r < ranges; ++r) {
+            const slot_range here = range(r);
+            const uint32_t length = here.end - here.first;
+            for (uint32_t first = Cx::warp() * warp_lanes; first < length;
+                 first += select_threads) {
+                const uint32_t i = first + Cx::lane();
+                const uint32_t mine = i < length ? key_of(here.first + i) : no_key;
+                above += Cx::count_bits(Cx::ballot(mine > key && mine < limit));
+                equal += Cx::count_bits(Cx::ballot(mine == key && mine < limit));
+            }
+        }
+        if (Cx::lane() == 0) {
+            if (above != 0) Cx::atomic_add(&shared()->above, above);
+            if (equal != 0) Cx::atomic_add(&shared()->equal, equal);
+        }
+        Cx::barrier();
+        return Cx::template load<word2>(&shared()->above);
     }
 
     /// Calls take(place, slot) for the slots that reach the bound, of which the first has place 0;

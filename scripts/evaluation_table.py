@@ -37,6 +37,21 @@ def retention_reach(done):
     return f"{done['model']}, stored as {done['stored']}: " + "; ".join(parts)
 
 
+def endless_reach(done):
+    ways = {"cache": "their places in the cache", "text": "their places in the text"}
+    return (f"{done['model']}, stored as f16: {done['tokens']} tokens of {done['text']}, which "
+            f"begins again behind {done['pass_tokens']}, read {done['chunk']} at a time under a "
+            f"budget of {done['budget']} with {done['sinks']} sinks, rotated by "
+            f"{ways[done['positions']]}; one in {done['score_every']} chunks is scored; "
+            f"{done['blocks_returned']} blocks came back, {done['bytes_returned'] / 2**30:.1f} GiB")
+
+
+def reach_of(done):
+    if "stretches" in done:
+        return endless_reach(done)
+    return retention_reach(done) if "contenders" in done else formats_reach(done)
+
+
 def main():
     page, table, report = map(pathlib.Path, sys.argv[1:4])
     begin = f"<!-- table: make {sys.argv[4]} -->"
@@ -44,7 +59,7 @@ def main():
     if text.count(begin) != 1 or END not in text.split(begin)[1]:
         sys.exit(f"{page} must have one line '{begin}' and, behind it, a line '{END}'")
     done = json.loads(report.read_text(encoding="utf-8"))
-    reach = retention_reach(done) if "contenders" in done else formats_reach(done)
+    reach = reach_of(done)
     before, rest = text.split(begin)
     after = rest.split(END, 1)[1]
     content = table.read_text(encoding="utf-8").strip()

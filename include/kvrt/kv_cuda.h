@@ -32,8 +32,11 @@
  * for positions and scores, the first that reads layers that seal for opened rows,
  * kv_cuda_pool_set_scoring for matrix products. Of demoted layers a round may demote early what
  * guards do not hold; of what it codes again recoded_rows is the most that it may be, and
- * recoding_error NaN. Allocators by scores (ADAPTIVE, THRESHOLD: only the device would know how
- * many tokens stay) are UNSUPPORTED.
+ * recoding_error NaN. Where scores say how many tokens stay (ADAPTIVE, THRESHOLD), the device
+ * counts them first: kv_compress is AGAIN then, and a step that ends skips the round with it. It
+ * moves when the counts have come, at the end of the sequence's next step or when kv_compress is
+ * called again, and each head keeps as many; until then the sequence holds what it got in between,
+ * too. Another policy, another round or kv_seq_truncate ends a count.
  *
  * Attention is observed there, as kv_attend enqueues it, or as a graph is replayed that it was
  * captured in: see KV_CUDA_TABLES_ATTENDED. What a step observes is settled when it is reserved: a

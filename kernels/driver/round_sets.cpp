@@ -5,6 +5,7 @@
 
 #include "driver/rounds.hpp"
 #include "driver/verbs.hpp"
+#include "kernels/allocate.hpp"
 #include "kernels/compact.hpp"
 #include "kernels/normalise.hpp"
 #include "kernels/quota.hpp"
@@ -96,6 +97,8 @@ void round_runner::begin_sets(const kvrt_round_lane* lanes, uint32_t count, uint
     (void)append<sample_set>(sampled ? sets : 0, lists.samples);
     (void)append<quota_set>(segmented ? sets : 0, lists.quotas);
     (void)append<reserve_set>(reserved ? sets : 0, lists.reserves);
+    std::fill_n(append<counted_set>(lists.counts ? sets : 0, lists.counted),
+                lists.counts ? sets : 0, counted_set{});
     lists.begun = append<uint32_t>(sets, begun_at);
     std::fill_n(lists.begun, sets, 0u);
 }
@@ -125,6 +128,11 @@ void round_runner::add_set(const round_share& mine, uint32_t lane, uint32_t head
     const uint64_t guarded_place = sets.heads + lane * mine.kv_heads + head;
     at_host<select_set>(sets.selects)[sets.count++] = {rows.scores, rows.survivors, guarded_place,
                                                        from.slots, from.keep};
+    if (sets.counts) {
+        at_host<counted_set>(sets.counted)[set_of(from, head)] = {
+            rows.scores, guarded_place, rows.survivors, from.count,
+            from.slots,  from.budget,   from.floor,     0};
+    }
     if (from.scores.samples != 0) {
         const uint32_t drawn = from.scores.first_head + (mine.shares_sets ? 0 : head);
         at_host<sample_set>(sets.samples)[sets.sample_count++] = {
@@ -153,7 +161,7 @@ void round_runner::add_set(const round_share& mine, uint32_t lane, uint32_t head
                                                                head,
                                                                from.slots,
                                                                from.explicit_slots,
-                                                               from.keep,
+                                                               from.places,
                                                                rules.segments,
                                                                rules.segment_quota,
                                                                from.sealed_slots,
@@ -163,7 +171,7 @@ void round_runner::add_set(const round_share& mine, uint32_t lane, uint32_t head
     }
     if (rules.value_reserve == 0) return;
     at_host<reserve_set>(sets.reserves)[sets.reserve_count++] = {
-        rows.ranges, rows.scores, guarded_place, from.slots, from.keep, rules.value_reserve};
+        rows.ranges, rows.scores, guarded_place, from.slots, from.places, rules.value_reserve};
 }
 
 /// The share's sets, and the rows that join in them.
@@ -247,8 +255,8 @@ status round_runner::launch_joins(stream_handle stream, const round_share& mine,
 }
 
 /// Draws go by scores; then the best of a segment, before others are held, which have no order.
-status round_runner::launch_sets(stream_handle stream, const set_lists& sets,
-                                 guarded_slots* guarded) {
+status round_runner::launch_adjustments(stream_handle stream, const set_lists& sets,
+                                        guarded_slots* guarded) {
     if (sets.sample_count != 0) {
         sample_parameters sample;
         sample.scores = scores();
@@ -281,6 +289,12 @@ status round_runner::launch_sets(stream_handle stream, const set_lists& sets,
         KVRT_TRY(functions_->launch(reserve_, reserve.count, select_threads, select_shared_bytes,
                                     stream, &reserve));
     }
+    return KV_OK;
+}
+
+status round_runner::launch_sets(stream_handle stream, const set_lists& sets,
+                                 guarded_slots* guarded) {
+    KVRT_TRY(launch_adjustments(stream, sets, guarded));
     select_parameters select;
     select.scores = scores();
     select.survivors = reinterpret_cast<uint32_t*>(scores());
@@ -291,6 +305,38 @@ status round_runner::launch_sets(stream_handle stream, const set_lists& sets,
                               &select);
 }
 
+/// With ADAPTIVE the lanes of a sequence are one group, else each is one.
+status round_runner::launch_counts(stream_handle stream, const kvrt_round& round, const bundle& all,
+                                   const set_lists& sets) {
+    const bool compete = round.counts == KV_ALLOCATE_ADAPTIVE;
+    const uint64_t begin = round_up(used_, batch_alignment);
+    uint64_t groups_at = 0;
+    auto* const groups = append<counted_group>(all.count, groups_at);
+    counting_parameters call;
+    for (uint32_t i = 0; i < all.count;) {
+        const kvrt_round_lane& lane = all.lanes[i];
+        const uint32_t end = compete ? end_of_group(all.lanes, i, all.count) : i + 1;
+        const kvrt_round_lane& last = all.lanes[end - 1];
+        const uint64_t first = set_of(lane, 0);
+        const uint64_t sets_end = set_of(last, last.lane->kv_heads - 1) + 1;
+        groups[call.count++] = {first,
+                                static_cast<uint32_t>(sets_end - first),
+                                lane.absent_budget,
+                                lane.count,
+                                lane.keep,
+                                lane.threshold};
+        i = end;
+    }
+    KVRT_TRY(copy_from(begin, used_));
+    call.scores = scores();
+    call.notes = reinterpret_cast<uint32_t*>(scores());
+    call.guarded = reinterpret_cast<guarded_slots*>(scores());
+    call.sets = on_device<counted_set>(sets.counted);
+    call.groups = on_device<counted_group>(groups_at);
+    return functions_->launch(compete ? share_budgets_ : count_reaching_, call.count,
+                              select_threads, select_shared_bytes, stream, &call);
+}
+
 /// Shares follow each other in what the workspace has behind the rows of the sets. Only when all
 /// have been scored is it known what survives.
 status round_runner::run_bundle(stream_handle stream, kvrt_round& round) {
@@ -299,6 +345,7 @@ status round_runner::run_bundle(stream_handle stream, kvrt_round& round) {
     const uint64_t lists_begin = round_up(used_, batch_alignment);
     set_lists sets;
     sets.of = &all;
+    sets.counts = round.counts != 0;
     begin_sets(all.lanes, all.count, all.sets, sets);
     const uint64_t lists_end = used_;
     while (sets.lanes != all.count) {
@@ -314,6 +361,12 @@ status round_runner::run_bundle(stream_handle stream, kvrt_round& round) {
         KVRT_TRY(score(stream, round, mine, at));
     }
     KVRT_TRY(copy_from(lists_begin, lists_end));
+    if (sets.counts) {
+        KVRT_TRY(launch_adjustments(stream, sets, reinterpret_cast<guarded_slots*>(scores())));
+        KVRT_TRY(launch_counts(stream, round, all, sets));
+        round.done += all.count;
+        return KV_OK;
+    }
     KVRT_TRY(launch_sets(stream, sets, reinterpret_cast<guarded_slots*>(scores())));
     for (uint32_t moved = 0; moved != all.count;) {
         round_share mine = next_share(all.lanes + moved, all.count - moved, workspace_bytes_);

@@ -4,6 +4,7 @@
 #include <cstring>
 
 #include "driver/verbs.hpp"
+#include "kernels/allocate.hpp"
 #include "kernels/compact_sealed.hpp"
 #include "kernels/normalise.hpp"
 #include "kernels/pool.hpp"
@@ -20,16 +21,17 @@ using namespace kernels;
 constexpr uint64_t comfortable_workspace = uint64_t{64} << 20;
 constexpr uint64_t least_staging = uint64_t{64} << 10;
 constexpr uint64_t most_staging = uint64_t{8} << 20;
-constexpr uint32_t most_arrays = 22;  ///< of a share, beside those of its lanes
+constexpr uint32_t most_arrays = 24;  ///< of a share, beside those of its lanes
 
 /// What a lane adds to a batch, at most.
 uint64_t lane_bytes(uint64_t blocks, uint64_t pinned, uint64_t phases, uint64_t heads,
                     bool segmented, bool sampled) {
     const uint64_t lists = sizeof(guard_lane) + round_scores::most_lane_bytes() +
                            sizeof(score_lane) + sizeof(moments_lane) + sizeof(compact_lane) +
-                           sizeof(sealed_lane) + sizeof(open_lane) + sizeof(uint64_t);
+                           sizeof(sealed_lane) + sizeof(open_lane) + sizeof(uint64_t) +
+                           sizeof(counted_group);
     const uint64_t of_head = 2 * sizeof(normalise_head) + sizeof(select_set) + sizeof(reserve_set) +
-                             (segmented ? sizeof(quota_set) : 0) +
+                             sizeof(counted_set) + (segmented ? sizeof(quota_set) : 0) +
                              (sampled ? sizeof(sample_set) : 0) + sizeof(pool_row) +
                              sizeof(uint32_t) + 2 * (sizeof(score_join) + 2 * sizeof(uint64_t));
     return lists + heads * of_head + 3 * blocks * sizeof(uint32_t) +
@@ -83,12 +85,15 @@ round_runner::round_runner()
       compact_sealed_{"kvrt_compact_sealed_lanes"},
       open_lanes_{"kvrt_open_lanes"},
       open_survivors_{"kvrt_open_survivors"},
-      compact_tiles_{"kvrt_compact_tiles"} {}
+      compact_tiles_{"kvrt_compact_tiles"},
+      share_budgets_{"kvrt_share_budgets"},
+      count_reaching_{"kvrt_count_reaching"} {}
 
 round_runner::~round_runner() {
-    if (stream_ == nullptr) return;
+    if (device_ == nullptr) return;
     const current_context here(*device_);
-    (void)device_->calls().stream_destroy(stream_);
+    if (counts_ != nullptr) (void)device_->calls().host_free(counts_);
+    if (stream_ != nullptr) (void)device_->calls().stream_destroy(stream_);
 }
 
 /// `heads` of lanes, in rows `stride` apart, with so many floats to work in for each.
@@ -122,7 +127,7 @@ status round_runner::create(device_context& device, kernel_functions& functions,
     KVRT_TRY(here.state());
     for (kernel_function* each :
          {&candidates_, &join_, &sample_, &quota_, &reserve_, &select_, &compact_, &compact_sealed_,
-          &open_lanes_, &open_survivors_, &compact_tiles_}) {
+          &open_lanes_, &open_survivors_, &compact_tiles_, &share_budgets_, &count_reaching_}) {
         KVRT_TRY(functions.find(*each));
     }
     KVRT_TRY(scorers_.create(functions));
@@ -140,6 +145,14 @@ status round_runner::create(device_context& device, kernel_functions& functions,
         }
         memory.positions[i] = reinterpret_cast<uint32_t*>(positions_[i].address());
     }
+    if (counts_ == nullptr) {
+        void* counts = nullptr;
+        KVRT_TRY(device.check(
+            device.calls().host_allocate(&counts, memory.count_words * sizeof(uint32_t), 0),
+            "cuMemHostAlloc (counts)"));
+        counts_ = static_cast<uint32_t*>(counts);
+    }
+    memory.counts = counts_;
     if (stream_ == nullptr) {
         KVRT_TRY(device.check(device.calls().stream_create(&stream_, stream_non_blocking),
                               "cuStreamCreate"));

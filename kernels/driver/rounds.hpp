@@ -80,11 +80,13 @@ class round_runner {
     /// The same of sets of survivors, as they become complete, and of how lanes move.
     struct set_lists {
         uint64_t selects = 0, samples = 0, quotas = 0, reserves = 0, moves = 0, sealed = 0;
+        uint64_t counted = 0;  ///< of a bundle whose lanes are counted, by the number of the set
         uint32_t count = 0, sample_count = 0, quota_count = 0, reserve_count = 0;
         uint32_t most_segments = 0, most_sampled = 0;  ///< the latter: slots
         uint32_t lanes = 0;                            ///< that are listed
         // Of a bundle:
         const bundle* of = nullptr;
+        bool counts = false;
         uint32_t* begun = nullptr;  ///< [sets]: has scores already
         uint32_t heads = 0;         ///< of the lanes that are listed
     };
@@ -115,8 +117,13 @@ class round_runner {
     status score(stream_handle stream, const kvrt_round& round, const round_share& mine,
                  const places& at);
     status launch_joins(stream_handle stream, const round_share& mine, const places& at);
+    status launch_adjustments(stream_handle stream, const set_lists& sets,
+                              kernels::guarded_slots* guarded);
     status launch_sets(stream_handle stream, const set_lists& sets,
                        kernels::guarded_slots* guarded);
+    /// What the lanes of a bundle would keep.
+    status launch_counts(stream_handle stream, const kvrt_round& round, const bundle& all,
+                         const set_lists& sets);
     /// Of the lanes from `first` of the lists on (round_compaction.cpp).
     status launch_compaction(stream_handle stream, const kvrt_round& round, const round_share& mine,
                              const set_lists& sets, uint32_t first, uint64_t survivor_stride);
@@ -156,11 +163,13 @@ class round_runner {
     uint64_t opened_size_ = 0;
     device_buffer positions_[KVRT_MOST_POSITIONS];
     uint64_t workspace_bytes_ = 0;
+    uint32_t* counts_ = nullptr;  ///< pinned
     staging_ring ring_;
     uint64_t used_ = 0;  ///< of the open batch
     phases_in_batch phases_;
     kernel_function candidates_, join_, sample_, quota_, reserve_, select_, compact_,
-        compact_sealed_, open_lanes_, open_survivors_, compact_tiles_;
+        compact_sealed_, open_lanes_, open_survivors_, compact_tiles_, share_budgets_,
+        count_reaching_;
     round_scores scorers_;
 };
 

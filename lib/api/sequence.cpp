@@ -31,6 +31,7 @@ status take_policy(kv_pool& pool, sequence& target, const kv_policy* policy) {
     target.prompt_was_in = policy != nullptr && finds_prompt_in(target, *policy);
     target.policy = policy != nullptr ? *policy : KV_INIT(kv_policy);
     target.has_policy = policy != nullptr;
+    pool.steps.rounds.counted.forget_others(pool.store, target, policy);
     return KV_OK;
 }
 
@@ -119,6 +120,7 @@ status truncate(kv_pool& pool, sequence& target, uint64_t tokens_seen) {
         return fail(KV_INVALID, "the sequence is in an open step: use kv_step_accept, or end it");
     }
     KVRT_TRY(truncate_sequence(pool.store, target, tokens_seen));
+    pool.steps.rounds.counted.forget(pool.store, target);
     truncate_observations(pool.store, pool.retention.observations, target);
     return KV_OK;
 }

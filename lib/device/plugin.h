@@ -18,7 +18,7 @@ extern "C" {
 #endif
 
 /* Rises with every change of what is below that an older side would not understand. */
-#define KVRT_PLUGIN_VERSION 5u
+#define KVRT_PLUGIN_VERSION 6u
 
 typedef struct kvrt_device kvrt_device;
 
@@ -275,6 +275,8 @@ typedef struct kvrt_round_memory {
     uint64_t phases;                              /* doubles of a sequence */
     uint64_t position_words[KVRT_MOST_POSITIONS]; /* of arrays; 0: none */
     uint32_t* positions[KVRT_MOST_POSITIONS];     /* out: of the device */
+    uint64_t count_words;
+    uint32_t* counts; /* out: of the host, and the device writes there */
 } kvrt_round_memory;
 
 /* What guards hold of a sequence, as guard_rules of retention/select.hpp; and what stays of the
@@ -348,6 +350,13 @@ typedef struct kvrt_round_lane {
      * 0; its scores join in the order of its lanes before any of it is compacted. */
     uint32_t bundle;
     uint64_t set;
+    uint32_t places; /* what quotas and reserves are to fit in, with what guards hold: `keep`, or,
+                      * where scores say that, what they may say at most */
+    /* Where kvrt_round counts: the lane's own budget, slots of it that it keeps whatever others
+     * have, budgets of heads of its layer that have no slots, and where the count goes. */
+    uint32_t budget, floor, absent_budget;
+    float threshold;
+    uint32_t* count;
 } kvrt_round_lane;
 
 /* Words on the device. */
@@ -356,7 +365,10 @@ typedef struct kvrt_words {
     uint64_t count;
 } kvrt_words;
 
-/* Lanes of one kind side by side; bundles behind the others. */
+/* Lanes of one kind side by side; bundles behind the others. `counts`, an allocator that goes by
+ * scores: lanes, all of which are in bundles, are not compacted. What each would keep is written to
+ * its `count` when the step gets there; with ADAPTIVE a bundle has the lanes of a layer, a head
+ * each, sequence by sequence. */
 typedef struct kvrt_round {
     const kvrt_round_lane* lanes;
     uint32_t count;
@@ -365,6 +377,7 @@ typedef struct kvrt_round {
     float* sums;          /* of the device: of observed attention */
     uint64_t sums_stride; /* floats between KV heads */
     kvrt_query_memory queries;
+    uint32_t counts, unused; /* KV_ALLOCATE_*; 0: compacts */
 } kvrt_round;
 
 /* A lane of the layer that is scored. */

@@ -138,6 +138,7 @@ status device_rounds::prepare(step_context& context) {
     memory.lanes = lane_count;
     memory.most_rounds = most_rounds;
     memory.phases = phase_stride;
+    memory.count_words = uint64_t{store.limits.max_sequences} * lane_count;
     for (const lane_geometry& lane : model.lanes) {
         // All heads of a layer may share a set.
         memory.most_heads = std::max(memory.most_heads, model.layers[lane.layer].kv_heads);
@@ -178,6 +179,7 @@ status device_rounds::prepare(step_context& context) {
     KVRT_TRY(once(targets, uint64_t{lane_count} * store.sequences.max_blocks()));
     KVRT_TRY(once(target_at, planned_lanes));
     KVRT_TRY(once(store.spans, uint64_t{store.limits.max_sequences} * lane_count));
+    KVRT_TRY(counted.prepare(store, memory.counts));
     prepared = true;
     return KV_OK;
 }
@@ -230,18 +232,11 @@ bool goes_by_observation(uint32_t scorer) {
 
 status check_policy_on_device(const step_context& context, const kv_policy& policy) {
     const cache& store = *context.store;
-    const auto refuse = [](const char* what) {
-        return fail(KV_UNSUPPORTED,
-                    "policy: {}: not on KV_DEVICE_CUDA in this version (see kv_cuda.h)", what);
-    };
     const status kernels = store.device.kernels();
     if (kernels < 0) {
         const std::string reason = message_buffer();
         return fail(kernels, "policy: {}", reason);
     }
-    // Scores would say how many slots stay, which the host must know.
-    if (policy.allocator == KV_ALLOCATE_ADAPTIVE) return refuse("allocator ADAPTIVE");
-    if (policy.allocator == KV_ALLOCATE_THRESHOLD) return refuse("allocator THRESHOLD");
     for (uint32_t i = 0; i < store.model.lanes.size(); ++i) {
         const lane_geometry& lane = store.model.lanes[i];
         if (!takes_part(store, policy, lane.layer)) continue;

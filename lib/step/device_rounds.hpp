@@ -4,6 +4,7 @@
 
 #include "retention/compact.hpp"
 #include "retention/round.hpp"
+#include "step/counted_rounds.hpp"
 
 namespace kvrt {
 
@@ -23,6 +24,7 @@ struct device_rounds {
         kvrt_round_guards guards;
         bool stays_demoted = false;  ///< as round_plan
         bool fresh = false;          ///< some lanes go to blocks of `targets`
+        uint32_t counts = 0;         ///< KV_ALLOCATE_*: lanes are counted; 0: they move
     };
     /// Which lane of which pending round one of the launch is.
     struct origin {
@@ -47,6 +49,7 @@ struct device_rounds {
     host_array<double> phases;       ///< [most_rounds][phase_stride]
     host_array<block_id> targets;    ///< tables to be of pending rounds, lane by lane
     host_array<uint64_t> target_at;  ///< [most_rounds][lanes]: where
+    counted_rounds counted;
 
     /// Before the device's table is created: where the words for this are.
     void measure(const step_context& context, uint64_t& words);

@@ -166,9 +166,13 @@ status run_policies_on_device(step& target, kv_step_report& report) {
         if (owner.release_at_step_end) {
             cohort.flush();
             release_sequence(*target.context->store, owner);
-        } else if (find_round(target, target.arrays->items[i], policy)) {
-            cohort.add(owner, policy);
+            continue;
         }
+        const counted_rounds& counted = target.context->rounds.counted;
+        const kv_policy* const to_move = policy_to_move(*target.context->store, counted, owner);
+        const bool due = find_round(target, target.arrays->items[i], policy);
+        if (!due && to_move != nullptr) policy = *to_move;
+        if (due || to_move != nullptr) cohort.add(owner, policy);
     }
     return cohort.finish();
 }

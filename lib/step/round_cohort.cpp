@@ -40,6 +40,13 @@ bool uses_gathered(const round_plan& plan, uint32_t layer) {
            plan.context.statistics.given_tokens[layer] == 0;
 }
 
+status is_counted() {
+    return fail(KV_AGAIN,
+                "kv_compress: scores say how many slots each head keeps, and the device counts "
+                "them: the round moves at the end of the sequence's next step for which they have "
+                "come, or when kv_compress is called again");
+}
+
 bool has_moments(const round_plan& plan) {
     if (!find_scorer(plan.policy.scorer)->query_statistics) return true;
     const uint64_t first =
@@ -72,8 +79,8 @@ void round_cohort::add(sequence& owner, const kv_policy& policy) {
 }
 
 /// False where there is nothing to enqueue, and the listener knows. A round that goes alone, since
-/// others may let go of what it shares, or have no room for another's tables, is not planned yet
-/// behind them.
+/// others may let go of what it shares, have no room for another's tables, or are not to be counted
+/// as it is, is not planned yet behind them.
 bool round_cohort::plan(sequence& owner, const kv_policy& policy, bool& alone) {
     cache& store = *context_.store;
     device_rounds::pending_round& round = rounds_.pending[count_];
@@ -84,6 +91,7 @@ bool round_cohort::plan(sequence& owner, const kv_policy& policy, bool& alone) {
     begin_round(plan, round.report);
     status verdict = check_counts(plan);
     bool runs = false;
+    alone = false;
     const bool any = verdict == KV_OK && choose_lanes(plan);
     if (any) verdict = check_sets_on_device(plan);
     if (verdict == KV_OK && !any) {
@@ -92,13 +100,13 @@ bool round_cohort::plan(sequence& owner, const kv_policy& policy, bool& alone) {
         round.report.outcome = KV_COMPRESS_NO_OBSERVATIONS;
     } else if (verdict == KV_OK && !has_moments(plan)) {
         round.report.outcome = KV_COMPRESS_NO_STATISTICS;
+    } else if (verdict == KV_OK && allocates_by_scores(plan) &&
+               find_count(plan, rounds_.counted) != count_state::here) {
+        runs = plan_count_first(plan, verdict, alone);
     } else if (verdict == KV_OK) {
-        const fresh_blocks fresh = choose_fresh(plan);
-        alone = fresh.shared || used_targets_ + fresh.entries > rounds_.targets.size();
-        if (alone && count_ != 0) return true;
-        if (fresh.count != 0) verdict = take_fresh(plan, fresh);
-        runs = verdict == KV_OK;
+        runs = plan_move(plan, verdict, alone);
     }
+    if (alone && count_ != 0) return true;
     if (runs) {
         plan_lanes(plan);
     } else {
@@ -106,6 +114,34 @@ bool round_cohort::plan(sequence& owner, const kv_policy& policy, bool& alone) {
         listener_.told(listener_.user, owner, verdict, round.report);
     }
     return runs;
+}
+
+/// Whether lanes are to be counted; else that is under way.
+bool round_cohort::plan_count_first(round_plan& plan, status& verdict, bool& alone) {
+    device_rounds::pending_round& round = rounds_.pending[count_];
+    if (find_count(plan, rounds_.counted) == count_state::on_its_way) {
+        verdict = is_counted();
+        return false;
+    }
+    round.counts = plan.policy.allocator;
+    alone = count_ != 0 && rounds_.pending[0].counts != round.counts;
+    return true;
+}
+
+/// Whether survivors are to move: where scores say how many, what was counted is known.
+bool round_cohort::plan_move(round_plan& plan, status& verdict, bool& alone) {
+    device_rounds::pending_round& round = rounds_.pending[count_];
+    if (allocates_by_scores(plan) && !apply_count(plan, rounds_.counted)) {
+        rounds_.counted.forget(plan.store, plan.owner);
+        find_nothing(plan, round.report);
+        return false;
+    }
+    const fresh_blocks fresh = choose_fresh(plan);
+    const bool behind_counts = count_ != 0 && rounds_.pending[0].counts != 0;
+    alone = fresh.shared || behind_counts || used_targets_ + fresh.entries > rounds_.targets.size();
+    if (alone && count_ != 0) return true;
+    if (fresh.count != 0) verdict = take_fresh(plan, fresh);
+    return verdict == KV_OK;
 }
 
 block_id* round_cohort::targets_of(uint32_t index, uint32_t lane) const {
@@ -215,11 +251,16 @@ void round_cohort::plan_lane(const round_plan& plan, uint32_t lane, const double
     made.slots = state.slots;
     made.explicit_slots = state.explicit_slots;
     made.keep = plan.keep(lane);
+    made.places = allocates_by_scores(plan) ? kept_of(plan, lane, plan.policy.budget) : made.keep;
     if (geometry.seals) plan_sealed(plan, lane, made);
     made.kind = rounds_.kind_of[lane];
     made.selection = plan.selection;
     made.bundle = bundle_of(rounds_, plan, geometry.layer);
     made.set = uint64_t{count_} * store.model.layers.size() + geometry.layer;
+    if (rounds_.pending[count_].counts != 0) {
+        bundle_counted(plan, geometry.layer, made);
+        plan_count(plan, lane, rounds_.counted, made);
+    }
     made.sums = sums_of(plan.context.observations, plan.owner, lane);
     kvrt_round_scores& scores = made.scores;
     scores.scorer = plan.policy.scorer;
@@ -307,10 +348,17 @@ bool round_cohort::launch(uint32_t first_round, uint32_t rounds) {
     kvrt_round call = {};
     call.count = order_planned(context_, first_round, rounds, lane_count_);
     call.lanes = rounds_.lanes.data();
+    call.counts = rounds_.pending[first_round].counts;
     const status verdict = enqueue(call);
     const bool crowded = verdict == KV_AGAIN || verdict == KV_TOO_LARGE;
     if (crowded && rounds > 1) return false;
-    for (uint32_t i = 0; i < rounds; ++i) settle(first_round + i, call, verdict);
+    for (uint32_t i = 0; i < rounds; ++i) {
+        if (call.counts != 0) {
+            settle_count(first_round + i, call, verdict);
+        } else {
+            settle(first_round + i, call, verdict);
+        }
+    }
     return true;
 }
 
@@ -322,6 +370,30 @@ void round_cohort::flush() {
     count_ = 0;
     lane_count_ = 0;
     used_targets_ = 0;
+}
+
+/// The round is still due: it moves when what was counted has come.
+void round_cohort::settle_count(uint32_t index, const kvrt_round& call, status verdict) {
+    cache& store = *context_.store;
+    const device_rounds::pending_round& round = rounds_.pending[index];
+    const round_plan plan = plan_of(store, *context_.retention, *round.owner, round.policy);
+    bool all = true, any = false;
+    for (uint32_t i = 0; i < call.count; ++i) {
+        if (rounds_.origins[i].round != index) continue;
+        all = all && i < call.done;
+        any = any || i < call.done;
+    }
+    if (any) {
+        round.owner->last_fence = number_;
+        rounds_.counted.begin(store, *round.owner, round.policy, number_);
+    }
+    if (all) {
+        verdict = is_counted();
+    } else {
+        rounds_.counted.forget(store, *round.owner);
+    }
+    note_outcome(plan, verdict, round.report);
+    listener_.told(listener_.user, *round.owner, verdict, round.report);
 }
 
 /// Tables follow what was compacted; of lanes that were not, fresh blocks go back.
@@ -349,6 +421,7 @@ void round_cohort::settle(uint32_t index, const kvrt_round& call, status verdict
     if (any) move_lanes(plan, index);
     if (all) {
         verdict = KV_OK;
+        rounds_.counted.forget(store, *round.owner);
         end_round(plan, round.report);
     }
     note_outcome(plan, verdict, round.report);

@@ -35,6 +35,8 @@ class round_cohort {
 
   private:
     bool plan(sequence& owner, const kv_policy& policy, bool& alone);
+    bool plan_count_first(round_plan& plan, status& verdict, bool& alone);
+    bool plan_move(round_plan& plan, status& verdict, bool& alone);
     fresh_blocks choose_fresh(round_plan& plan) const;
     status take_fresh(const round_plan& plan, const fresh_blocks& fresh);
     void plan_phases(const round_plan& plan, double* phases) const;
@@ -46,6 +48,7 @@ class round_cohort {
     status enqueue(kvrt_round& call);
     bool launch(uint32_t first_round, uint32_t rounds);
     void settle(uint32_t index, const kvrt_round& call, status verdict);
+    void settle_count(uint32_t index, const kvrt_round& call, status verdict);
     void move_lanes(const round_plan& plan, uint32_t index);
     /// The table to be of a pending round's lane, where some of it is fresh.
     block_id* targets_of(uint32_t index, uint32_t lane) const;

@@ -85,6 +85,12 @@ uint32_t bundle_of(const device_rounds& rounds, const round_plan& plan, uint32_t
     return bundle_of_none;
 }
 
+void bundle_counted(const round_plan& plan, uint32_t layer, kvrt_round_lane& made) {
+    made.bundle = bundle_of_first_layer + layer;
+    // Of one layer alone, that is a set for each of its heads.
+    if (plan.selection == KV_SELECT_PER_LAYER_PER_HEAD) made.selection = KV_SELECT_PER_HEAD;
+}
+
 uint32_t order_planned(step_context& context, uint32_t first_round, uint32_t rounds,
                        uint32_t planned) {
     device_rounds& all = context.rounds;
@@ -99,6 +105,7 @@ uint32_t order_planned(step_context& context, uint32_t first_round, uint32_t rou
     const auto goes_before = [&](uint32_t a, uint32_t b) {
         const kvrt_round_lane &first = all.planned[a], &second = all.planned[b];
         if (first.bundle != second.bundle) return first.bundle < second.bundle;
+        if (first.count != nullptr) return a < b;
         const auto part = [&](uint32_t i) {
             return first.bundle == bundle_of_none ? all.planned[i].kind
                                                   : all.run_of[all.planned_origins[i].lane];

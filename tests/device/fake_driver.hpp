@@ -133,6 +133,7 @@ class fake_driver {
         return reinterpret_cast<type*>(memory(address, count * sizeof(type)));
     }
     bool is_mapped(device_pointer address, std::size_t bytes) const;
+    bool is_pinned(const void* memory, std::size_t bytes) const;
     std::size_t physical_bytes() const { return physical_bytes_; }
     uint64_t calls(const char* symbol) const;
     uint64_t synchronisations() const { return synchronisations_; }
@@ -164,7 +165,6 @@ class fake_driver {
     void unreserve(device_pointer address);
     void back(device_pointer address, std::size_t bytes);
     void unback(device_pointer address, std::size_t bytes);
-    bool is_pinned(const void* memory, std::size_t bytes) const;
     void drop_handle(physical_handle handle);
 
     driver_result enqueue(stream_handle stream, operation work);

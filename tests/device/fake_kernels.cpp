@@ -57,8 +57,10 @@ constexpr kernel_images test_images{images_of_tests, 1};
 
 void add_kernels(fake_driver& fake, const kernel_faults& faults) {
     emulator::other_device_memory = [](const void* address, std::size_t bytes) {
-        return fake_calls::active->is_mapped(
-            reinterpret_cast<device_pointer>(address) + fake_driver::distance, bytes);
+        const device_pointer place = reinterpret_cast<device_pointer>(address);
+        // Pinned memory of the host has one address for both.
+        return fake_calls::active->is_mapped(place + fake_driver::distance, bytes) ||
+               fake_calls::active->is_pinned(address, bytes);
     };
     add<spread_parameters>(
         fake, spread_kernel, spread_lines<fake_context>,

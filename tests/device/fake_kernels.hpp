@@ -3,6 +3,7 @@
 #pragma once
 
 #include "fake_driver.hpp"
+#include "kernels/allocate.hpp"
 #include "kernels/attend_rows.hpp"
 #include "kernels/blend.hpp"
 #include "kernels/compact_tiles.hpp"
@@ -40,6 +41,7 @@ struct kernel_faults {
     std::function<void(kernels::expected_parameters&)> expected;
     std::function<void(kernels::product_parameters&)> product;  ///< of any kernel around one
     std::function<void(kernels::select_parameters&)> select;
+    std::function<void(kernels::counting_parameters&)> counting;
     std::function<void(kernels::compact_parameters&)> compact;
     std::function<void(kernels::compact_sealed_parameters&)> compact_sealed;
     std::function<void(kernels::compact_tiles_parameters&)> compact_tiles;

@@ -64,6 +64,10 @@ void add_round_kernels(fake_driver& fake, const kernel_faults& faults) {
     add<quota_parameters>(fake, "kvrt_reserve_segments", reserve_segments<fake_context>,
                           changing(faults.quota));
     add<reserve_parameters>(fake, "kvrt_reserve_slots", reserve_slots<fake_context>);
+    add<counting_parameters>(fake, "kvrt_share_budgets", share_budgets<fake_context>,
+                             changing(faults.counting));
+    add<counting_parameters>(fake, "kvrt_count_reaching", count_reaching<fake_context>,
+                             changing(faults.counting));
     add<select_parameters>(fake, "kvrt_select_survivors", select_survivors<fake_context>,
                            changing(faults.select));
     add<compact_parameters>(fake, "kvrt_compact_lanes", compact_lanes<fake_context>,

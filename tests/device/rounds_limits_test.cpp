@@ -104,16 +104,6 @@ TEST_CASE("what the host cannot know of positions is refused, not guessed") {
     CHECK(pools.differences == 0);
 }
 
-TEST_CASE("what rounds on the device do not do is refused with the policy, by name") {
-    round_pools pools;
-    const twin_sequence sequence = pools.create();
-    kv_policy policy = policy_of(KV_SCORER_TRIATTENTION);
-    policy.allocator = KV_ALLOCATE_THRESHOLD;  // scores would say how many stay
-    CHECK(kv_seq_set_policy(pools.pools[0], sequence.of[0], &policy) == KV_UNSUPPORTED);
-    CHECK(message_has("THRESHOLD"));
-    CHECK(message_has("KV_DEVICE_CUDA"));
-}
-
 namespace {
 
 struct layers_of_codes : twin_model {

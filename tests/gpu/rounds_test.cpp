@@ -1,5 +1,6 @@
 // Rounds of eviction on a GPU against those on the CPU: each scorer, each way to share a set, what
 // stays whatever its score, what attention gave, and each way to score by TriAttention.
+#include "device/counted_pools.hpp"
 #include "device/observed_pools.hpp"
 #include "device/round_cases.hpp"
 #include "gpu_twin_device.hpp"
@@ -45,6 +46,14 @@ TEST_CASE("sets common to layers and heads, ranges of values, quotas of segments
     pools.give_statistics();
     drive(pools, policy, whole_length() ? 6 : 2);
     check(pools, whole_length() ? 4 : 1);
+}
+
+TEST_CASE("heads of a layer compete for their budgets, and are counted first") {
+    const kv_policy policy = policy_for_competing();
+    gpu_twin_device device;
+    round_pools_on pools(device, std::make_unique<layers_by_head>());
+    drive_counted(pools, policy, whole_length() ? 6 : 1);
+    check(pools, whole_length() ? 12 : 2);
 }
 
 TEST_CASE("rounds go by what attention gave there, as those on the CPU") {
