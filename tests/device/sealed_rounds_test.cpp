@@ -134,10 +134,24 @@ TEST_CASE("scorers of content read demoted rows as the CPU opens them") {
     CHECK(pools.compared_sealed > 20);
 }
 
-TEST_CASE("BLEND weighs demoted keys, their directions and what attention gave them") {
-    kv_policy policy = policy_of(KV_SCORER_BLEND);
+TEST_CASE("demoted keys and their directions are weighed with what attention gave them") {
+    auto model = std::make_unique<observed_demoting_layers>();
+    uint32_t same_way = 0;
+    kv_policy policy = policy_of(KV_SCORER_RKV);
+    SUBCASE("BLEND") { policy.scorer = KV_SCORER_BLEND; }
+    SUBCASE("RKV") {}
+    SUBCASE("RKV, whose newest similar keys are spared") {
+        // Of such sparse keys, 4 bits are too few for the bound that outputs are held to.
+        model->layers[2].demoted_key_format = KV_FORMAT_INT8_TOKEN;
+        policy.flags = KV_POLICY_EXACT_REDUNDANCY;
+        policy.similarity = 0.25f;
+        policy.redundancy = 0.98f;
+        policy.pool_width = 1;
+        same_way = 10;
+    }
     policy.recent = 16;
-    observing_pools pools(std::make_unique<observed_demoting_layers>());
+    observing_pools pools(std::move(model));
+    pools.same_way = same_way;
     give_moments(pools, {0u, 2u, 3u});
     drive(pools, policy, 9, true);
     CHECK(pools.differences == 0);
