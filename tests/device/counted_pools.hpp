@@ -47,6 +47,23 @@ inline kv_status compress_on_device(round_pools_on& pools, const twin_sequence& 
     return kv_compress(pools.pools[0], sequence.of[0], &options, nullptr);
 }
 
+/// The device catches up, and with what a stream of the pool's has.
+inline void wait_for_count(round_pools_on& pools, const twin_sequence& sequence) {
+    cache& store = pools.pools[0]->store;
+    const auto* const count =
+        pools.pools[0]->steps.rounds.counted.find(store, state_of(pools, 0, sequence));
+    REQUIRE(count != nullptr);
+    pools.device().catch_up();
+    REQUIRE(store.device.poll() == KV_OK);
+    if (!store.device.passed(count->step)) {  // something read back on that stream waits for it
+        uint32_t position = 0;
+        REQUIRE(read_positions(pools.pools[0]->steps, state_of(pools, 0, sequence), 0, 0, 1,
+                               &position) == KV_OK);
+        REQUIRE(store.device.poll() == KV_OK);
+    }
+    REQUIRE(store.device.passed(count->step));
+}
+
 /// The device counts while the CPU waits; then both move, and tell the same. Returns how many
 /// layers have heads that were left with different numbers.
 inline uint32_t compress_counted(round_pools_on& pools, const twin_sequence& sequence,
@@ -56,7 +73,7 @@ inline uint32_t compress_counted(round_pools_on& pools, const twin_sequence& seq
     CHECK(compress_on_device(pools, sequence, policy) == KV_AGAIN);
     CHECK(std::string(message_buffer()).find("counts") != std::string::npos);
     CHECK(returned() == before);
-    pools.device().catch_up();
+    wait_for_count(pools, sequence);
     REQUIRE(pools.compress(sequence, &policy) == KV_OK);
     uint32_t uneven = 0;
     for (const layer_geometry& layer : pools.pools[0]->store.model.layers) {
