@@ -46,7 +46,8 @@ LEFT_OUT = {
     "asan/test_device": [f"-sfe={EMULATED_POOLS}",
                          "-tce=a CUDA pool writes*,what a wrong*,layouts that foreign*,"
                          "a graph of a step*,rounds on the device*,a captured decode step*,"
-                         "lanes whose rows*,steps at random*,whenever*own kernels*"],
+                         "lanes whose rows*,steps at random*,whenever*own kernels*,"
+                         "heads of a layer compete*"],
     "tsan/test_device": [f"-sfe={EMULATED_POOLS},*verbs_test.cpp,*rounds*_test.cpp,"
                          "*fit_test.cpp,*cuda_stream_test.cpp,*given_test.cpp,*debug_test.cpp"],
     "tsan/test_unit": ["-tce=*definition says*"],
